@@ -1,0 +1,147 @@
+"""Runs a plan: units stream through the stages in worker threads, and memory is that of the units in flight."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+import numpy as np
+import pluggy
+
+from ktforge.errors import PluginError
+from ktforge.plan import Plan, PlannedUnit, Result
+from ktforge.registry import blame, owner
+from ktforge.stages import Loader, Preprocessor, Quantizer, Sink, Stage
+from ktforge.tensors import QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
+
+
+def default_workers() -> int:
+    """The number of CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def execute(plan: Plan, hook: pluggy.HookRelay, *, overwrite: bool = False, workers: int | None = None) -> None:
+    """Runs ``plan`` with so many ``workers`` (default: one a core); the output does not depend on their number.
+
+    Raises PlanError for a plan with refusals, OutputError, CheckpointError for damaged weights, PluginError.
+    """
+    plan.check()
+    hook.ktforge_planned(plan=plan)
+    with plan.pipeline.writer.open(plan, overwrite=overwrite) as sink:
+
+        def work(planned: PlannedUnit) -> None:
+            started = time.perf_counter()
+            _run_unit(plan, planned, sink)
+            hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
+
+        _for_each(plan.units, work, workers or default_workers())
+
+
+def _for_each(units: Sequence[PlannedUnit], work: Callable[[PlannedUnit], None], workers: int) -> None:
+    """Calls ``work`` on all units from ``workers`` threads; the first exception stops the others at their next unit."""
+    remaining = iter(units)
+    lock = threading.Lock()
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.is_set():
+            with lock:
+                unit = next(remaining, None)
+            if unit is None:
+                return
+            work(unit)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="ktforge") as pool:
+        try:
+            futures = [pool.submit(loop) for _ in range(workers)]
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+        finally:
+            stop.set()
+
+
+def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:
+    pipeline = plan.pipeline
+    units = iter((_load(pipeline.loader, planned.source),))
+    for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
+        units = _preprocess(stage, units, expected)
+    for result, unit in zip(planned.results, units, strict=True):
+        if result.quant is None:
+            for role, tensor in (result.renamed or {}).items():
+                sink.write(tensor, unit.tensors[role])
+        else:
+            _pack(plan, result, unit, sink)
+
+
+def _load(loader: Loader, spec: UnitSpec) -> Unit:
+    tensors = {}
+    for role, tensor in spec.tensors.items():
+        with blame(loader, tensor.name):
+            tensors[role] = loader.read(tensor)
+    return _checked(loader, Unit(spec, tensors), spec)
+
+
+def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[UnitSpec]) -> Iterator[Unit]:
+    specs = iter(expected)
+    for unit in units:
+        made = iter(stage.apply(unit))
+        while True:
+            with blame(stage, unit.spec.name):
+                result = next(made, None)
+            if result is None:
+                break
+            spec = next(specs, None)
+            if spec is None:
+                raise PluginError(f"{owner(stage)} made more units of {unit.spec.name} than it planned")
+            yield _checked(stage, result, spec)
+    if next(specs, None) is not None:
+        raise PluginError(f"{owner(stage)} made fewer units than it planned for {expected[0].name}")
+
+
+def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink) -> None:
+    quantizer, layout = plan.pipeline.quantize, plan.pipeline.layout
+    assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
+    with blame(quantizer, result.unit.name):
+        quantised = quantizer.quantize(unit, result.quant)
+    _check_quantised(quantizer, quantised, result.quant)
+    buffers = {t.name: np.empty(t.shape, t.dtype) for t in result.packed.tensors}
+    with blame(layout, result.unit.name):
+        layout.pack(quantised, buffers)
+    for tensor in result.packed.tensors:
+        sink.write(tensor, buffers[tensor.name])
+
+
+def _checked(stage: Stage, unit: Unit, spec: UnitSpec) -> Unit:
+    if unit.tensors.keys() != spec.tensors.keys():
+        got, planned = sorted(unit.tensors), sorted(spec.tensors)
+        raise PluginError(f"{owner(stage)} delivered {got} of {spec.name}; {planned} were planned")
+    for role, tensor in spec.tensors.items():
+        _check_array(stage, tensor.name, unit.tensors[role], tensor.dtype, tensor.shape)
+    return Unit(spec, unit.tensors)
+
+
+def _check_quantised(stage: Quantizer, unit: QuantUnit, spec: QuantSpec) -> None:
+    if len(unit.parts) != len(spec.parts):
+        raise PluginError(
+            f"{owner(stage)} delivered {len(unit.parts)} parts of {spec.unit.name}; {len(spec.parts)} were planned"
+        )
+    for part, got in zip(spec.parts, unit.parts, strict=True):
+        name = f"{spec.unit.name} {part.projection} {part.index}"
+        groups = (part.shape[0], spec.groups(part))
+        _check_array(stage, f"the codes of {name}", got.codes, np.dtype(np.int8), part.shape)
+        _check_array(stage, f"the scales of {name}", got.scales, spec.scale_dtype, groups)
+        if spec.symmetric != (got.zeros is None):
+            raise PluginError(f"{owner(stage)}: zero points of {name} do not fit symmetric={spec.symmetric}")
+        if got.zeros is not None:
+            _check_array(stage, f"the zero points of {name}", got.zeros, np.dtype(np.int8), groups)
+
+
+def _check_array(stage: Stage, name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+        got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise PluginError(
+            f"{owner(stage)} delivered {name} as {got}; {dtype_name(dtype)} {list(shape)} was planned"
+        )

@@ -1,0 +1,55 @@
+"""The contract with plugins: one hook per stage finds classes, and observers watch a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from ktforge.stages import Layout, Loader, Preprocessor, Quantizer, Writer
+from ktforge.tensors import UnitSpec
+
+if TYPE_CHECKING:
+    from ktforge.plan import Plan
+
+hookspec = pluggy.HookspecMarker("ktforge")
+hookimpl = pluggy.HookimplMarker("ktforge")
+
+
+@hookspec
+def ktforge_loaders() -> Iterable[type[Loader]]:  # type: ignore[empty-body]
+    """Loader classes this plugin offers."""
+
+
+@hookspec
+def ktforge_preprocessors() -> Iterable[type[Preprocessor]]:  # type: ignore[empty-body]
+    """Preprocessor classes this plugin offers."""
+
+
+@hookspec
+def ktforge_quantizers() -> Iterable[type[Quantizer]]:  # type: ignore[empty-body]
+    """Quantizer classes this plugin offers."""
+
+
+@hookspec
+def ktforge_layouts() -> Iterable[type[Layout]]:  # type: ignore[empty-body]
+    """Layout classes this plugin offers."""
+
+
+@hookspec
+def ktforge_writers() -> Iterable[type[Writer]]:  # type: ignore[empty-body]
+    """Writer classes this plugin offers."""
+
+
+@hookspec
+def ktforge_planned(plan: Plan) -> None:
+    """A run is about to start. ``plan``: what it will do, without refusals."""
+
+
+@hookspec
+def ktforge_unit_written(spec: UnitSpec, seconds: float) -> None:
+    """A unit of the source is done; called from the worker's thread.
+
+    ``spec``: the unit as the loader found it. ``seconds``: wall time from reading to the last write.
+    """

@@ -1,0 +1,37 @@
+"""ktforge_manifest.json: what an output was made from, and how."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ktforge.plan import Plan
+
+#: Version of the manifest's own form.
+MANIFEST_FORMAT = "ktforge-manifest/1"
+
+
+def manifest(plan: Plan) -> dict[str, Any]:
+    """The manifest of a plan. It holds no times and no machine's name: equal inputs give equal manifests."""
+    pipeline = plan.pipeline
+    return {
+        "format": MANIFEST_FORMAT,
+        "ktforge": version("ktforge"),
+        "formats": list(plan.formats),
+        "methods": list(plan.methods),
+        "threadpool_count": getattr(pipeline.layout, "threadpool_count", None),
+        "cpuinfer_threads": pipeline.runtime.cpuinfer_threads,
+        "pipeline": pipeline.to_dict(),
+        "source": [
+            {"file": s.path.name, "bytes": s.nbytes, "header_xxh3_128": s.header_hash} for s in plan.sources
+        ],
+        "side_files": [str(p) for p in plan.side_files],
+        "left_out": [t.name for t in plan.left_out],
+    }  # fmt: skip
+
+
+def manifest_json(plan: Plan) -> bytes:
+    """The bytes of ktforge_manifest.json."""
+    return (json.dumps(manifest(plan), indent=2) + "\n").encode()

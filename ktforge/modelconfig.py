@@ -1,0 +1,105 @@
+"""What config.json says about a model's experts, under whichever of the names in use it says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ktforge.errors import CheckpointError
+
+#: Names in use, from the config classes of transformers 5 and the model repositories themselves.
+EXPERT_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+EXPERT_SIZE = ("moe_intermediate_size", "intermediate_size")  # the second where all layers are of experts
+HIDDEN_SIZE = ("hidden_size",)
+LAYER_COUNT = ("num_hidden_layers",)
+#: Where multimodal wrappers keep the language model's part.
+NESTED = ("text_config", "language_config", "llm_config")
+#: No model has a million of anything counted here; a larger number is a broken file.
+LIMIT = 1_000_000
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """``experts`` is 0 for a dense model; then ``expert_size`` is 0 and ``moe_layers`` empty."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    experts: int
+    expert_size: int
+    moe_layers: frozenset[int]
+
+
+def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Reads a parsed config.json. Raises CheckpointError with every field that is missing or makes no sense."""
+    fields = dict(config)
+    for key in NESTED:
+        if isinstance(config.get(key), Mapping):
+            fields.update({k: v for k, v in config[key].items() if v is not None})
+    problems: list[str] = []
+
+    def number(names: tuple[str, ...], required: bool, agree: bool = False) -> int:
+        found = {n: fields[n] for n in names if fields.get(n) is not None}
+        for name, value in found.items():
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LIMIT:
+                problems.append(f"config.json: {name} is {_short(value)}; it must be a whole number up to {LIMIT:,}")
+                return 0
+        if agree and len(set(found.values())) > 1:
+            problems.append(
+                "config.json: "
+                + " but ".join(f"{n} is {v}" for n, v in found.items())
+                + ": remove the wrong one"
+            )
+        if not found and required:
+            problems.append(f"config.json has no {' or '.join(names)}")
+        return next(iter(found.values()), 0)
+
+    experts = number(EXPERT_COUNT, required=False, agree=True)
+    layers = number(LAYER_COUNT, required=True)
+    hidden = number(HIDDEN_SIZE, required=True)
+    expert_size = number(EXPERT_SIZE, required=experts > 0) if experts else 0
+    moe_layers = frozenset(i for i in range(layers) if _is_moe_layer(i, fields)) if experts and not problems else ()
+    if problems:
+        raise CheckpointError(*problems)
+    model_type = fields.get("model_type")
+    return ModelConfig(
+        model_type if isinstance(model_type, str) else "", layers, hidden, experts, expert_size, frozenset(moe_layers)
+    )
+
+
+def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
+    """Whether a layer has experts, by the rules of the model classes in transformers.
+
+    ``mlp_layer_types`` (GLM-5) and ``moe_layers`` (Llama 4) list them; ``moe_layer_freq`` as a list (MiMo) too.
+    Otherwise ``first_k_dense_replace`` and ``moe_layer_freq`` (DeepSeek, GLM-4.5), ``mlp_only_layers`` and
+    ``decoder_sparse_step`` (Qwen), ``moe_layer_start_index`` and ``moe_layer_end_index`` (ERNIE 4.5).
+    """
+
+    def count(name: str, default: int) -> int:
+        value = fields.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    types, listed, freq = (fields.get(n) for n in ("mlp_layer_types", "moe_layers", "moe_layer_freq"))
+    if isinstance(types, list):
+        return layer < len(types) and types[layer] == "sparse"
+    if isinstance(listed, list):
+        return layer in listed
+    if isinstance(freq, list):
+        return layer < len(freq) and bool(freq[layer])
+    if layer < max(count("first_k_dense_replace", 0), count("moe_layer_start_index", 0)):
+        return False
+    end = count("moe_layer_end_index", -1)
+    if end >= 0 and layer > end:
+        return False
+    dense = fields.get("mlp_only_layers")
+    if isinstance(dense, list) and layer in dense:
+        return False
+    if layer % max(1, count("moe_layer_freq", 1)):
+        return False
+    return (layer + 1) % max(1, count("decoder_sparse_step", 1)) == 0
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,136 @@
+"""The C kernels on numpy arrays. The only module that imports the C library.
+
+Every function checks dtypes, shapes and contiguity before it hands out a pointer.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from ktforge._native import ffi, lib
+from ktforge.errors import ConfigError
+from ktforge.tensors import BF16, F8_E4M3
+
+ISA_VARIABLE = "KTFORGE_ISA"
+
+
+class NotFinite(ValueError):
+    """A weight is NaN or infinite; ``row`` and ``col`` say where."""
+
+    def __init__(self, row: int, col: int) -> None:
+        super().__init__(f"row {row}, column {col}")
+        self.row, self.col = row, col
+
+
+def isas() -> dict[str, bool]:
+    """Instruction sets of this build, worst first, and whether this CPU has them."""
+    return {
+        ffi.string(lib.ktq_isa_name(i)).decode(): bool(lib.ktq_isa_supported(i)) for i in range(lib.ktq_isa_count())
+    }
+
+
+def current_isa() -> str:
+    """The instruction set in use."""
+    return ffi.string(lib.ktq_isa_current()).decode()
+
+
+def use_isa(name: str) -> None:
+    """Uses another instruction set, in all threads. Raises ConfigError if there is none of that name here."""
+    if lib.ktq_isa_use(name.encode()) != lib.KTQ_OK:
+        usable = ", ".join(isa for isa, supported in isas().items() if supported)
+        raise ConfigError(f"this CPU or this build has no instruction set {name!r}; usable: {usable}")
+
+
+def absmax(weight: np.ndarray, bits: int, codes: np.ndarray, scales: np.ndarray) -> None:
+    """Quantises bf16 ``weight`` [n, k] (rows may be apart) to int8 ``codes`` [n, k] and float32 ``scales`` [n].
+
+    The rule is KTransformers' (docs/formats/kt-amx.md): value = code * scale for 8 bits, code * 16 * scale for 4.
+    Raises NotFinite, ValueError for arrays that do not fit.
+    """
+    _require(weight.ndim == 2 and weight.dtype == BF16, "weight must be bf16 [n, k]")
+    n, k = weight.shape
+    stride = _row_stride(weight)
+    _require(_is(codes, np.int8, (n, k)), "codes must be contiguous int8 [n, k]")
+    _require(_is(scales, np.float32, (n,)), "scales must be contiguous float32 [n]")
+    where = ffi.new("struct ktq_where *")
+    status = lib.ktq_absmax(
+        _pointer(weight, "uint16_t *"), n, k, stride, bits, _pointer(codes, "int8_t *"), _pointer(scales, "float *"),
+        where,
+    )  # fmt: skip
+    if status == lib.KTQ_NOT_FINITE:
+        raise NotFinite(where.row, where.col)
+    _require(status == lib.KTQ_OK, f"{bits} bits cannot be quantised to")
+
+
+def kt_amx_pack(codes: np.ndarray, bits: int, out: np.ndarray) -> None:
+    """Packs int8 ``codes`` [n, k] into the AMX B-operand layout: int8 ``out`` [n * k * bits / 8].
+
+    Raises ValueError if n is not a multiple of 32, or k of 64 (8 bits) or 128 (4 bits).
+    """
+    _require(codes.ndim == 2 and _is(codes, np.int8, codes.shape), "codes must be contiguous int8 [n, k]")
+    n, k = codes.shape
+    _require(bits in (4, 8) and _is(out, np.int8, (n * k * bits // 8,)), "out must be int8 [n * k * bits / 8]")
+    status = lib.ktq_kt_amx_pack(_pointer(codes, "int8_t *"), n, k, bits, _pointer(out, "int8_t *"))
+    _require(status == lib.KTQ_OK, f"[{n}, {k}] does not divide into tiles of {bits} bits")
+
+
+def fp8_to_bf16(weight: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
+    """float8_e4m3fn ``weight`` [n, k] times float32 ``scale`` [ceil(n / block[0]), ceil(k / block[1])], as bf16."""
+    _require(weight.ndim == 2 and _is(weight, F8_E4M3, weight.shape), "weight must be contiguous float8_e4m3fn [n, k]")
+    n, k = weight.shape
+    rows, cols = block
+    _require(rows > 0 and cols > 0, "blocks must not be empty")
+    shape = (-(-n // rows), -(-k // cols))
+    _require(_is(scale, np.float32, shape), f"scale must be contiguous float32 {list(shape)}")
+    out = np.empty((n, k), BF16)
+    status = lib.ktq_fp8_to_bf16(
+        _pointer(weight, "uint8_t *"), n, k, _pointer(scale, "float *"), shape[1], rows, cols,
+        _pointer(out, "uint16_t *"),
+    )  # fmt: skip
+    _require(status == lib.KTQ_OK, "blocks must not be empty")
+    return out
+
+
+def to_bf16(array: np.ndarray) -> np.ndarray:
+    """float16 or float32 of any shape as bf16, rounded to nearest, ties to even."""
+    _require(array.dtype in (np.float16, np.float32), f"{array.dtype} is neither float16 nor float32")
+    array = np.ascontiguousarray(array)
+    out = np.empty(array.shape, BF16)
+    if array.dtype == np.float16:
+        lib.ktq_f16_to_bf16(_pointer(array, "uint16_t *"), array.size, _pointer(out, "uint16_t *"))
+    else:
+        lib.ktq_f32_to_bf16(_pointer(array, "float *"), array.size, _pointer(out, "uint16_t *"))
+    return out
+
+
+def _pointer(array: np.ndarray, ctype: str) -> object:
+    return ffi.cast(ctype, array.__array_interface__["data"][0])
+
+
+def _is(array: np.ndarray, dtype: object, shape: tuple[int, ...]) -> bool:
+    flags = array.flags
+    return array.dtype == dtype and array.shape == shape and flags.c_contiguous and flags.aligned
+
+
+def _row_stride(matrix: np.ndarray) -> int:
+    """Distance between rows in elements. Raises ValueError if the rows themselves are not contiguous."""
+    n, k = matrix.shape
+    if matrix.size == 0:
+        return k
+    size = matrix.itemsize
+    _require(matrix.flags.aligned and (k == 1 or matrix.strides[1] == size), "rows must be contiguous")
+    if n == 1:
+        return k
+    _require(matrix.strides[0] >= k * size and matrix.strides[0] % size == 0, "rows must follow one another")
+    return matrix.strides[0] // size
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+if os.environ.get(ISA_VARIABLE):
+    use_isa(os.environ[ISA_VARIABLE])

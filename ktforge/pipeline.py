@@ -1,0 +1,94 @@
+"""A pipeline: one stage of each kind, put together in Python or from a pipeline file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
+
+from ktforge.stages import Layout, Loader, Preprocessor, Quantizer, Stage, Writer
+
+if TYPE_CHECKING:
+    from ktforge.plan import Plan
+    from ktforge.registry import Registry
+
+
+class Runtime(BaseModel):
+    """What the engine will be started with; recorded in the manifest for whoever starts it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    cpuinfer_threads: int | None = Field(default=None, ge=1)
+
+
+class Pipeline(BaseModel):
+    """loader → preprocess → quantize → layout → writer. Without quantize and layout it only converts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    version: Literal[1] = 1
+    loader: InstanceOf[Loader]
+    preprocess: tuple[InstanceOf[Preprocessor], ...] = ()
+    quantize: InstanceOf[Quantizer] | None = None
+    layout: InstanceOf[Layout] | None = None
+    writer: InstanceOf[Writer]
+    runtime: Runtime = Runtime()
+
+    @model_validator(mode="after")
+    def _quantize_with_layout(self) -> Pipeline:
+        if (self.quantize is None) != (self.layout is None):
+            raise ValueError("quantize and layout go together: give both, or neither to convert without quantising")
+        return self
+
+    def stages(self) -> Iterator[Stage]:
+        """The stages in the order in which data passes them."""
+        yield self.loader
+        yield from self.preprocess
+        yield from (s for s in (self.quantize, self.layout) if s is not None)
+        yield self.writer
+
+    def bound(self, config: Mapping[str, Any]) -> Pipeline:
+        """This pipeline with every stage told what the source's config.json says."""
+        return self.model_copy(
+            update={
+                "preprocess": tuple(s.bind(config) for s in self.preprocess),
+                "quantize": self.quantize and self.quantize.bind(config),
+                "layout": self.layout and self.layout.bind(config),
+            }
+        )
+
+    def plan(self) -> Plan:
+        """What :meth:`run` will do, and all that speaks against it, from headers and config.json alone.
+
+        Raises CheckpointError if the checkpoint cannot be read.
+        """
+        from ktforge.plan import make_plan
+
+        return make_plan(self)
+
+    def run(self, *, overwrite: bool = False, workers: int | None = None, registry: Registry | None = None) -> Plan:
+        """Plans and converts; returns the plan that was carried out.
+
+        ``overwrite`` replaces what is in the output folder, ``workers`` is the number of threads (default: one a
+        core), ``registry`` brings observers. Raises KtforgeError; then the output folder is as it was.
+        """
+        from ktforge.execute import execute
+        from ktforge.registry import Registry
+
+        plan = self.plan()
+        execute(plan, (registry or Registry()).hook, overwrite=overwrite, workers=workers)
+        return plan
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of a pipeline file for this pipeline; options at their default are left out."""
+        named: dict[str, Any] = {"version": self.version, "loader": _named(self.loader)}
+        if self.preprocess:
+            named["preprocess"] = [_named(s) for s in self.preprocess]
+        if self.quantize and self.layout:
+            named["quantize"], named["layout"] = _named(self.quantize), _named(self.layout)
+        named["writer"] = _named(self.writer)
+        runtime = self.runtime.model_dump(exclude_none=True)
+        return {**named, "runtime": runtime} if runtime else named
+
+
+def _named(stage: Stage) -> dict[str, Any]:
+    return {"use": stage.name, **stage.model_dump(mode="json", exclude_defaults=True)}

@@ -1,0 +1,161 @@
+"""The five stages. A stage is a frozen pydantic model: its fields are its options in pipeline.yaml."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from ktforge.tensors import (
+    Demand,
+    FileSpec,
+    PackedSpec,
+    PackedUnit,
+    Part,
+    QuantSpec,
+    QuantUnit,
+    SourceFile,
+    TensorSpec,
+    Unit,
+    UnitSpec,
+)
+
+if TYPE_CHECKING:
+    from ktforge.plan import Plan
+
+
+class Stage(BaseModel, ABC):
+    """Common to all stages.
+
+    ``plan`` methods read no data and may raise :class:`~ktforge.Unsupported`, which becomes a refusal in the plan.
+    Methods that do the work run in several threads at once and keep no state between units.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: The word after ``use:``.
+    name: ClassVar[str]
+    #: The key of the stage in pipeline.yaml.
+    stage: ClassVar[str]
+
+    def bind(self, config: Mapping[str, Any]) -> Self:
+        """This stage, told what the source's config.json says; called once, before ``plan``."""
+        return self
+
+    def edit_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What config.json becomes, given what the stages before this one made of it; unchanged by default."""
+        return config
+
+
+class Loader(Stage):
+    """Opens a checkpoint. Raises :class:`~ktforge.CheckpointError` for what it cannot read."""
+
+    stage: ClassVar[str] = "loader"
+
+    @abstractmethod
+    def scan(self) -> Iterator[TensorSpec]:
+        """Every tensor of the checkpoint, from headers alone."""
+
+    @abstractmethod
+    def read(self, spec: TensorSpec) -> np.ndarray:
+        """The data of a scanned tensor, with its dtype and shape; thread-safe, read-only, without a copy if possible."""
+
+    @abstractmethod
+    def config(self) -> Mapping[str, Any]:
+        """The parsed config.json."""
+
+    def folder(self) -> Path | None:
+        """The folder of the checkpoint, None if it is in memory."""
+        return None
+
+    def side_files(self) -> Sequence[Path]:
+        """Files that go into the output unchanged, relative to :meth:`folder`: tokenizer, templates, code."""
+        return ()
+
+    def sources(self) -> Sequence[SourceFile]:
+        """The weight files, for the manifest."""
+        return ()
+
+
+class Preprocessor(Stage):
+    """Turns units into other units: another dtype, or a fused tensor into its experts."""
+
+    stage: ClassVar[str] = "preprocess"
+
+    @abstractmethod
+    def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
+        """The units that :meth:`apply` will make of this one; ``[unit]`` itself leaves it alone."""
+
+    @abstractmethod
+    def apply(self, unit: Unit) -> Iterator[Unit]:
+        """The planned units with their data, in the planned order."""
+
+
+class Quantizer(Stage):
+    """Turns an expert's weights into integer codes and scales."""
+
+    stage: ClassVar[str] = "quantize"
+
+    @abstractmethod
+    def plan(self, unit: UnitSpec, demand: Demand) -> QuantSpec:
+        """What :meth:`quantize` will deliver for the parts that the layout demands."""
+
+    @abstractmethod
+    def quantize(self, unit: Unit, spec: QuantSpec) -> QuantUnit:
+        """Codes and scales as planned. Raises :class:`~ktforge.CheckpointError` for a weight that is not finite."""
+
+
+class Layout(Stage):
+    """Arranges codes and scales as an engine reads them, and names the tensors of the output."""
+
+    stage: ClassVar[str] = "layout"
+
+    def demand(self, unit: UnitSpec) -> Demand:
+        """How the quantizer shall cut the unit up; by default each projection is one part."""
+        parts = [Part(p, 0, *[(0, n) for n in t["weight"].shape]) for p, t in unit.projections().items()]
+        return Demand(tuple(parts))
+
+    @abstractmethod
+    def plan(self, spec: QuantSpec) -> PackedSpec:
+        """The tensors that :meth:`pack` will fill, with their exact sizes."""
+
+    @abstractmethod
+    def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
+        """Fills every byte of every buffer in ``out``."""
+
+    def passthrough(self, tensor: TensorSpec) -> str | None:
+        """The output name of a tensor that is not quantised; None leaves it out."""
+        return tensor.name
+
+
+class Sink(Protocol):
+    """What an open writer offers to the workers; thread-safe."""
+
+    def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
+        """Puts a planned tensor in its place."""
+
+
+class Writer(Stage):
+    """Puts the output tensors into files."""
+
+    stage: ClassVar[str] = "writer"
+
+    @abstractmethod
+    def plan(self, tensors: Sequence[TensorSpec], formats: Sequence[str]) -> Sequence[FileSpec]:
+        """The files for these output tensors. ``formats`` names the layouts' formats among them."""
+
+    @abstractmethod
+    def open(self, plan: Plan, *, overwrite: bool = False) -> AbstractContextManager[Sink]:
+        """Yields a sink. A clean exit publishes the files, the index last; an exception discards them."""
+
+    def folder(self) -> Path | None:
+        """The output folder, None if there is none."""
+        return None
+
+
+STAGES: tuple[type[Stage], ...] = (Loader, Preprocessor, Quantizer, Layout, Writer)

@@ -1,0 +1,218 @@
+"""What travels between the stages: specifications while planning, arrays while running.
+
+Specifications are cheap (no data, no open file), because a plan of a large model holds hundreds of thousands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F8_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+#: safetensors' names of the dtypes (https://huggingface.co/docs/safetensors) and how numpy holds them.
+DTYPES: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype(np.uint16),
+    "I16": np.dtype(np.int16),
+    "U32": np.dtype(np.uint32),
+    "I32": np.dtype(np.int32),
+    "U64": np.dtype(np.uint64),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "BF16": BF16,
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "F8_E4M3": F8_E4M3,
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """The safetensors name of a dtype; numpy's own where safetensors has none."""
+    return _NAMES.get(dtype, dtype.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: its name, dtype and shape, and where a loader finds it (``file``, ``offset`` in bytes)."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    file: Path | None = None
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name} ({dtype_name(self.dtype)} {list(self.shape)})"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """The unit of work: one expert's projections, or one other weight with whatever scales belong to it.
+
+    ``tensors`` maps a role to a tensor. The role of an expert's tensor is ``projection.parameter``
+    (``gate.weight``, ``down.weight_scale_inv``), with projections called gate, up and down in every architecture;
+    that of another tensor is the parameter alone (``weight``).
+    """
+
+    name: str
+    tensors: Mapping[str, TensorSpec]
+    layer: int | None = None
+    expert: int | None = None
+
+    @property
+    def is_expert(self) -> bool:
+        return self.expert is not None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors.values())
+
+    def projections(self) -> dict[str, dict[str, TensorSpec]]:
+        """projection → parameter → tensor; the projection of a unit that is no expert is ``""``."""
+        found: dict[str, dict[str, TensorSpec]] = {}
+        for role, tensor in self.tensors.items():
+            projection, _, parameter = role.rpartition(".")
+            found.setdefault(projection, {})[parameter] = tensor
+        return found
+
+    def with_tensors(self, tensors: Mapping[str, TensorSpec]) -> UnitSpec:
+        return replace(self, tensors=tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit with its data: ``tensors`` has the roles of ``spec.tensors``, with its dtypes and shapes."""
+
+    spec: UnitSpec
+    tensors: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rectangle of a projection's weight that is quantised and packed on its own, such as one NUMA node's share."""
+
+    projection: str
+    index: int
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
+
+    def of(self, weight: np.ndarray) -> np.ndarray:
+        """The view of ``weight`` [out, in] that this part covers."""
+        return weight[self.rows[0] : self.rows[1], self.cols[0] : self.cols[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a layout asks of the quantizer for one unit.
+
+    ``scale_bits``: the stored scale is that of a code of so many bits, so value = code * 2^(scale_bits - bits) * scale;
+    None: of the code itself.
+    """
+
+    parts: tuple[Part, ...]
+    scale_dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float32))
+    scale_bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantSpec:
+    """What a quantizer will deliver for a unit: for each part int8 codes [n, k] and scales [n, k / group_size].
+
+    ``group_size`` None means one scale a row. ``method`` names rule and version, for the manifest.
+    """
+
+    unit: UnitSpec
+    parts: tuple[Part, ...]
+    bits: int
+    method: str
+    group_size: int | None = None
+    symmetric: bool = True
+    scale_dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float32))
+    scale_bits: int | None = None
+
+    def groups(self, part: Part) -> int:
+        """Scales per row of ``part``."""
+        return 1 if self.group_size is None else -(-part.shape[1] // self.group_size)
+
+    @property
+    def step(self) -> int:
+        """value = code * step * scale."""
+        return 1 if self.scale_bits is None else 1 << (self.scale_bits - self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPart:
+    """codes int8 [n, k]; scales [n, groups] in the spec's dtype; zeros int8 [n, groups], None if symmetric."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantUnit:
+    """A quantised unit: one :class:`QuantPart` for each of ``spec.parts``, in their order."""
+
+    spec: QuantSpec
+    parts: tuple[QuantPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpec:
+    """What a layout will write for a unit, byte for byte in size. ``format`` is name/version: ``kt-amx-int4/1``."""
+
+    tensors: tuple[TensorSpec, ...]
+    format: str
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors)
+
+
+#: The host-owned buffers that a layout fills: tensor name → array of the planned dtype and shape.
+PackedUnit = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of the source checkpoint as the manifest records it. ``header_hash`` is xxh3-128, in hex."""
+
+    path: Path
+    nbytes: int
+    header_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpec:
+    """A file that a writer will publish: ``header``, then the tensors one behind the other, without gaps.
+
+    ``path`` is relative to the output folder, with ``/`` between its parts.
+    """
+
+    path: str
+    header: bytes
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.header) + sum(t.nbytes for t in self.tensors)

@@ -1,0 +1,27 @@
+/* What the CPU offers (cpuid) and the operating system saves across a context switch (xgetbv). */
+#include "cpu.h"
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+#include <stdint.h>
+
+static uint64_t xcr0(void) {
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+int ktq_cpu_has_avx2(void) {
+    const uint32_t f16c = 1u << 29, osxsave = 1u << 27, avx = 1u << 28, need = f16c | osxsave | avx;
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & need) != need) return 0;
+    if ((xcr0() & 0x6) != 0x6) return 0; /* XMM and YMM state */
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & (1u << 5)) != 0;
+}
+
+#else
+
+int ktq_cpu_has_avx2(void) { return 0; }
+
+#endif

@@ -1,0 +1,48 @@
+"""ktforge's own plugins. Each module is one plugin and comes in through its entry point, as anybody's would.
+
+For pipelines in Python, the stage classes are attributes of this package, imported when they are asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ktforge_plugins.layouts.kt_amx import KtAmx
+    from ktforge_plugins.loaders.auto import AutoLoader
+    from ktforge_plugins.loaders.bin import BinLoader
+    from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+    from ktforge_plugins.preprocess.moe_to_bf16 import MoeToBf16
+    from ktforge_plugins.quantize.int4 import Int4
+    from ktforge_plugins.quantize.int8 import Int8
+    from ktforge_plugins.writers.kt_folder import KtFolderWriter
+    from ktforge_plugins.writers.safetensors import SafetensorsWriter
+
+_MODULES = {
+    "AutoLoader": "loaders.auto",
+    "BinLoader": "loaders.bin",
+    "Int4": "quantize.int4",
+    "Int8": "quantize.int8",
+    "KtAmx": "layouts.kt_amx",
+    "KtFolderWriter": "writers.kt_folder",
+    "MoeToBf16": "preprocess.moe_to_bf16",
+    "SafetensorsLoader": "loaders.safetensors",
+    "SafetensorsWriter": "writers.safetensors",
+}
+
+__all__ = [
+    "AutoLoader",
+    "BinLoader",
+    "Int4",
+    "Int8",
+    "KtAmx",
+    "KtFolderWriter",
+    "MoeToBf16",
+    "SafetensorsLoader",
+    "SafetensorsWriter",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,102 @@
+"""Layout ``kt-amx``: the packed INT4/INT8 experts that KTransformers' AMX and AVX-512 backends read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ktforge import (
+    Demand, Layout, PackedSpec, PackedUnit, Part, QuantSpec, QuantUnit, TensorSpec, UnitSpec, Unsupported, hookimpl,
+    native,
+)  # fmt: skip
+from ktforge.grouping import canonical
+
+COLS_MULTIPLE = {8: 64, 4: 128}
+#: More NUMA nodes than any machine has.
+MOST_PARTS = 64
+
+
+class KtAmx(Layout):
+    """Names ``blk.{layer}.ffn_{gate,up,down}_exps.{expert}.numa.{part}.{weight,scale}``, one part a thread pool.
+
+    ``threadpool_count`` is the number of NUMA nodes the engine will run on (its ``--kt-threadpool-count``).
+    ``non_experts``: ``rename`` as upstream's converter does (``model.layers.`` → ``blk.``), ``keep`` or ``omit``.
+    """
+
+    name: ClassVar[str] = "kt-amx"
+    threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
+    non_experts: Literal["rename", "keep", "omit"] = "rename"
+
+    def demand(self, unit: UnitSpec) -> Demand:
+        parts = []
+        for projection, tensors in unit.projections().items():
+            rows, cols = tensors["weight"].shape
+            for p in range(self.threadpool_count):
+                if projection == "down":
+                    parts.append(Part(projection, p, (0, rows), self._share(cols, p)))
+                else:
+                    parts.append(Part(projection, p, self._share(rows, p), (0, cols)))
+        return Demand(tuple(parts), np.dtype(np.float32), scale_bits=8)
+
+    def plan(self, spec: QuantSpec) -> PackedSpec:
+        if spec.bits not in COLS_MULTIPLE:
+            raise Unsupported(f"{self.name} holds 4 or 8 bits, not {spec.bits}")
+        if spec.group_size is not None or not spec.symmetric:
+            raise Unsupported(f"{self.name} has room for one scale a row and no zero point")
+        if spec.scale_dtype != np.float32 or spec.scale_bits != 8:
+            raise Unsupported(f"{self.name} stores float32 scales of 8-bit codes")
+        self._check_sizes(spec)
+        tensors = []
+        for part in spec.parts:
+            n, k = part.shape
+            stem = self._stem(spec.unit, part)
+            tensors.append(TensorSpec(f"{stem}.weight", np.dtype(np.int8), (n * k * spec.bits // 8,)))
+            tensors.append(TensorSpec(f"{stem}.scale", np.dtype(np.float32), (n,)))
+        return PackedSpec(tuple(tensors), f"kt-amx-int{spec.bits}/1")
+
+    def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
+        for part, quantised in zip(unit.spec.parts, unit.parts, strict=True):
+            stem = self._stem(unit.spec.unit, part)
+            native.kt_amx_pack(quantised.codes, unit.spec.bits, out[f"{stem}.weight"])
+            out[f"{stem}.scale"][:] = quantised.scales[:, 0]
+
+    def passthrough(self, tensor: TensorSpec) -> str | None:
+        if self.non_experts == "omit":
+            return None
+        if self.non_experts == "keep":
+            return tensor.name
+        name = canonical(tensor.name)
+        return name.replace("model.layers.", "blk.", 1).removeprefix("model.")
+
+    def _share(self, size: int, part: int) -> tuple[int, int]:
+        return part * size // self.threadpool_count, (part + 1) * size // self.threadpool_count
+
+    @staticmethod
+    def _stem(unit: UnitSpec, part: Part) -> str:
+        return f"blk.{unit.layer}.ffn_{part.projection}_exps.{unit.expert}.numa.{part.index}"
+
+    def _check_sizes(self, spec: QuantSpec) -> None:
+        """Refuses what upstream aborts on after minutes, and says which thread-pool counts fit."""
+        expert_size, hidden = spec.unit.tensors["gate.weight"].shape
+        cols = COLS_MULTIPLE[spec.bits]
+        if hidden % cols:
+            raise Unsupported(f"hidden size {hidden} is not a multiple of {cols}, as {self.name} int{spec.bits} needs")
+
+        def fits(count: int) -> bool:
+            return expert_size % count == 0 and expert_size // count % cols == 0  # cols is a multiple of 32
+
+        if not fits(self.threadpool_count):
+            fitting = [count for count in range(1, MOST_PARTS + 1) if fits(count)]
+            mend = f"counts that fit: {', '.join(map(str, fitting))}" if fitting else "no count fits"
+            raise Unsupported(
+                f"threadpool_count {self.threadpool_count} does not split expert size {expert_size} into multiples of "
+                f"{cols}, as {self.name} int{spec.bits} needs; {mend}"
+            )
+
+
+@hookimpl
+def ktforge_layouts() -> Iterable[type[Layout]]:
+    return [KtAmx]

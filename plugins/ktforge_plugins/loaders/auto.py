@@ -1,0 +1,72 @@
+"""Loader ``auto``: looks at the folder and reads it with ``safetensors`` or ``bin``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import PrivateAttr
+
+from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge_plugins.loaders import bin as bin_files
+from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+
+
+class AutoLoader(Loader):
+    """Reads whichever weight files the folder has; if both kinds, they must hold the same tensors."""
+
+    name: ClassVar[str] = "auto"
+    path: Path
+
+    _chosen: Loader | None = PrivateAttr(default=None)
+
+    def folder(self) -> Path:
+        return self.path
+
+    def config(self) -> Mapping[str, Any]:
+        return CheckpointFolder(self.path).config()
+
+    def side_files(self) -> Sequence[Path]:
+        return CheckpointFolder(self.path).side_files()
+
+    def scan(self) -> Iterator[TensorSpec]:
+        return self._choice().scan()
+
+    def read(self, spec: TensorSpec) -> np.ndarray:
+        return self._choice().read(spec)
+
+    def sources(self) -> Sequence[SourceFile]:
+        return self._choice().sources()
+
+    def _choice(self) -> Loader:
+        if self._chosen is None:
+            self._chosen = self._choose()
+        return self._chosen
+
+    def _choose(self) -> Loader:
+        CheckpointFolder(self.path).check()
+        has_safetensors = any(self.path.glob("*.safetensors"))
+        has_bin = any(self.path.glob(bin_files.PATTERN))
+        if not has_safetensors and not has_bin:
+            raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
+        safetensors, pickled = SafetensorsLoader(path=self.path), bin_files.BinLoader(path=self.path)
+        if has_safetensors and has_bin:
+            self._check_agreement(safetensors, pickled)
+        return safetensors if has_safetensors else pickled
+
+    def _check_agreement(self, safetensors: Loader, pickled: Loader) -> None:
+        one = {s.name: (s.dtype, s.shape) for s in safetensors.scan()}
+        other = {s.name: (s.dtype, s.shape) for s in pickled.scan()}
+        if one != other:
+            name = min(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
+            raise CheckpointError(
+                f"{self.path} has *.safetensors and {bin_files.PATTERN} that disagree ({name} differs): "
+                "choose with loader {use: safetensors} or {use: bin}, or remove one kind"
+            )
+
+
+@hookimpl
+def ktforge_loaders() -> Iterable[type[Loader]]:
+    return [AutoLoader]

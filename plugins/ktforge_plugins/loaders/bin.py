@@ -1,0 +1,125 @@
+"""Loader ``bin``: pytorch_model*.bin with or without an index. The only built-in that needs torch."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import xxhash
+from pydantic import PrivateAttr
+
+from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge.checkpoint import merge_scans
+from ktforge.tensors import DTYPES, dtype_name
+
+if TYPE_CHECKING:
+    import torch
+
+PATTERN = "pytorch_model*.bin"
+INDEX = "pytorch_model.bin.index.json"
+
+
+class BinLoader(Loader):
+    """Reads pytorch_model*.bin: tensors only (``weights_only=True``), mapped, never arbitrary pickle."""
+
+    name: ClassVar[str] = "bin"
+    path: Path
+
+    _files_read: dict[Path, dict[str, torch.Tensor]] = PrivateAttr(default_factory=dict)
+    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+
+    def folder(self) -> Path:
+        return self.path
+
+    def config(self) -> Mapping[str, Any]:
+        return CheckpointFolder(self.path).config()
+
+    def side_files(self) -> Sequence[Path]:
+        return CheckpointFolder(self.path).side_files()
+
+    def scan(self) -> Iterator[TensorSpec]:
+        files, weight_map = self._files()
+        return merge_scans({f: list(self._scan_file(f)) for f in files}, weight_map, self.path)
+
+    def sources(self) -> Sequence[SourceFile]:
+        return [SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(_pickle_bytes(f))) for f in self._files()[0]]
+
+    def read(self, spec: TensorSpec) -> np.ndarray:
+        import torch
+
+        assert spec.file is not None
+        tensor = self._tensors(spec.file)[spec.name].detach().contiguous()
+        # numpy has no bf16 or fp8 of its own, so the bytes travel and ml_dtypes names them.
+        return tensor.view(-1).view(torch.uint8).numpy().view(spec.dtype).reshape(spec.shape)
+
+    def _files(self) -> tuple[list[Path], dict[str, str] | None]:
+        files, weight_map = CheckpointFolder(self.path).weight_files(PATTERN, INDEX)
+        if not files:
+            raise CheckpointError(f"{self.path} has no {PATTERN} files")
+        return files, weight_map
+
+    def _scan_file(self, file: Path) -> Iterator[TensorSpec]:
+        dtypes = _numpy_dtypes()
+        for name, tensor in self._tensors(file).items():
+            if tensor.dtype not in dtypes:
+                raise CheckpointError(f"{file}: {name} has the dtype {tensor.dtype}, which ktforge does not read")
+            yield TensorSpec(name, dtypes[tensor.dtype], tuple(tensor.shape), file)
+
+    def _tensors(self, file: Path) -> dict[str, torch.Tensor]:
+        with self._lock:
+            if file not in self._files_read:
+                self._files_read[file] = _load(file)
+            return self._files_read[file]
+
+
+def _numpy_dtypes() -> dict[torch.dtype, np.dtype]:
+    """torch's dtype → numpy's, for those that safetensors knows too."""
+    import torch
+
+    by_name = {dtype.name: dtype for dtype in DTYPES.values()}
+    found = {getattr(torch, name): dtype for name, dtype in by_name.items() if hasattr(torch, name)}
+    assert len(found) >= len(DTYPES) - 1, [dtype_name(d) for d in DTYPES.values() if d not in found.values()]
+    return found
+
+
+def _load(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(f"reading {file} needs torch: pip install 'ktforge[torch]'") from error
+    if not zipfile.is_zipfile(file):
+        raise CheckpointError(
+            f"{file} is not a whole torch.save archive (cut short, or written before PyTorch 1.6): "
+            "download it again, or load and save it with a current PyTorch"
+        )
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file} holds pickled objects other than tensors, which could run code, so it is not loaded: "
+            "convert it to safetensors where you trust it"
+        ) from error
+    except Exception as error:  # torch raises RuntimeError, EOFError, KeyError … for broken archives
+        raise CheckpointError(f"{file} cannot be read by torch: {str(error).splitlines()[0][:200]}") from error
+    if not isinstance(state, dict) or not all(
+        isinstance(k, str) and isinstance(v, torch.Tensor) and v.layout is torch.strided for k, v in state.items()
+    ):
+        raise CheckpointError(f"{file} is not a plain state dict of dense tensors: save model.state_dict() instead")
+    return dict(state)
+
+
+def _pickle_bytes(file: Path) -> bytes:
+    """The archive's pickle: names, dtypes, shapes and places of all tensors, so it serves as the header."""
+    with zipfile.ZipFile(file) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+        return archive.read(name)
+
+
+@hookimpl
+def ktforge_loaders() -> Iterable[type[Loader]]:
+    return [BinLoader]

@@ -1,0 +1,105 @@
+"""Loader ``safetensors``: one file or several, with or without an index."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import xxhash
+from pydantic import PrivateAttr
+from safetensors import SafetensorError, safe_open
+
+from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge.checkpoint import merge_scans
+from ktforge.tensors import DTYPES
+
+INDEX = "model.safetensors.index.json"
+
+
+class SafetensorsLoader(Loader):
+    """Reads *.safetensors of a folder. Tensors are views of the mapped files, so kernels read the page cache."""
+
+    name: ClassVar[str] = "safetensors"
+    path: Path
+
+    _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)
+    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+
+    def folder(self) -> Path:
+        return self.path
+
+    def config(self) -> Mapping[str, Any]:
+        return CheckpointFolder(self.path).config()
+
+    def side_files(self) -> Sequence[Path]:
+        return CheckpointFolder(self.path).side_files()
+
+    def scan(self) -> Iterator[TensorSpec]:
+        files, weight_map = self._files()
+        return merge_scans({f: list(_scan_file(f)) for f in files}, weight_map, self.path)
+
+    def sources(self) -> Sequence[SourceFile]:
+        return [
+            SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(_header_bytes(f)[1])) for f in self._files()[0]
+        ]
+
+    def read(self, spec: TensorSpec) -> np.ndarray:
+        assert spec.file is not None
+        if spec.nbytes == 0:
+            return np.empty(spec.shape, spec.dtype)
+        raw = np.frombuffer(self._mapped(spec.file), np.uint8, spec.nbytes, spec.offset)
+        array = raw.view(spec.dtype).reshape(spec.shape)
+        # The format does not align tensors; a kernel may count on the alignment of its element type.
+        return array if spec.offset % spec.dtype.itemsize == 0 else array.copy()
+
+    def _files(self) -> tuple[list[Path], dict[str, str] | None]:
+        files, weight_map = CheckpointFolder(self.path).weight_files("*.safetensors", INDEX)
+        if not files:
+            raise CheckpointError(f"{self.path} has no *.safetensors files")
+        return files, weight_map
+
+    def _mapped(self, file: Path) -> mmap.mmap:
+        with self._lock:
+            if file not in self._maps:
+                with file.open("rb") as opened:
+                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            return self._maps[file]
+
+
+def _header_bytes(file: Path) -> tuple[int, bytes]:
+    """Where the data begins, and the JSON header (format: 8 bytes of length, header, data)."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        return 8 + length, opened.read(length)
+
+
+def _scan_file(file: Path) -> Iterable[TensorSpec]:
+    try:
+        # The library checks header, offsets and sizes. It does not tell the offsets, so the header is read again.
+        with safe_open(file, framework="numpy"):
+            pass
+        start, header = _header_bytes(file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a whole safetensors file: {_reason(error)}; download it again") from error
+    for name, entry in json.loads(header).items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in DTYPES:
+            raise CheckpointError(f"{file}: {name} has the dtype {entry['dtype']}, which ktforge does not read")
+        yield TensorSpec(
+            name, DTYPES[entry["dtype"]], tuple(entry["shape"]), file, start + entry["data_offsets"][0]
+        )
+
+
+def _reason(error: Exception) -> str:
+    return str(error).removeprefix("Error while deserializing header: ")
+
+
+@hookimpl
+def ktforge_loaders() -> Iterable[type[Loader]]:
+    return [SafetensorsLoader]

@@ -1,0 +1,95 @@
+"""Writer ``safetensors``: shards of a chosen size and their index."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from ktforge import FileSpec, Plan, Sink, TensorSpec, Writer, hookimpl, open_folder
+from ktforge.tensors import dtype_name
+
+INDEX = "model.safetensors.index.json"
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _bytes(value: object) -> object:
+    """``5GB`` → 5_000_000_000, as Hugging Face counts; GiB and the like count in powers of two."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"{value!r} is no size such as 5GB, 500MB or 4GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+Size = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
+
+
+class SafetensorsWriter(Writer):
+    """Writes model-0000i-of-0000n.safetensors and model.safetensors.index.json, as Hugging Face does."""
+
+    name: ClassVar[str] = "safetensors"
+    path: Path
+    max_shard_size: Size = 5 * 10**9
+
+    def folder(self) -> Path:
+        return self.path
+
+    def plan(self, tensors: Sequence[TensorSpec], formats: Sequence[str]) -> Sequence[FileSpec]:
+        shards = _shards(tensors, self.max_shard_size)
+        if len(shards) == 1:
+            return [_file("model.safetensors", shards[0])]
+        count = len(shards)
+        return [_file(f"model-{i:05}-of-{count:05}.safetensors", shard) for i, shard in enumerate(shards, 1)]
+
+    def open(self, plan: Plan, *, overwrite: bool = False) -> AbstractContextManager[Sink]:
+        return open_folder(self.path, plan, {INDEX: index_json(plan.files)}, overwrite=overwrite)
+
+
+def index_json(files: Iterable[FileSpec]) -> bytes:
+    """The index of these shards; ``total_size`` counts the tensors' bytes, not the headers'."""
+    weight_map = {tensor.name: file.path for file in files for tensor in file.tensors}
+    total = sum(tensor.nbytes for file in files for tensor in file.tensors)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    return (json.dumps(index, indent=2) + "\n").encode()
+
+
+def _shards(tensors: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
+    """In the given order, a new shard wherever the next tensor would take one over the limit."""
+    shards: list[list[TensorSpec]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
+def _file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
+    """Wider element types first, as the safetensors library does: then every tensor is aligned to its own."""
+    ordered = sorted(tensors, key=lambda t: -t.dtype.itemsize)
+    # transformers refuses a file whose metadata does not name a framework.
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in ordered:
+        end = offset + tensor.nbytes
+        entries[tensor.name] = {
+            "dtype": dtype_name(tensor.dtype), "shape": tensor.shape, "data_offsets": (offset, end)
+        }  # fmt: skip
+        offset = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return FileSpec(path, len(header).to_bytes(8, "little") + header, tuple(ordered))
+
+
+@hookimpl
+def ktforge_writers() -> Iterable[type[Writer]]:
+    return [SafetensorsWriter]
