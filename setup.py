@@ -7,6 +7,6 @@ from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from native.build import BuildExt  # noqa: E402  (needs the path above; PEP 517 builds do not set it)
+from native.build import BuildExt
 
 setup(cffi_modules=["native/build.py:ffi"], cmdclass={"build_ext": BuildExt})

@@ -13,8 +13,8 @@ from ktforge.tensors import TensorSpec
 
 #: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
 WEIGHT_SUFFIXES = frozenset(
-    ".safetensors .bin .pt .pth .ckpt .gguf .ggml .onnx .msgpack .h5 .npz .partial".split()
-)  # fmt: skip
+    [".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz", ".partial"]
+)
 INDEX_SUFFIX = ".index.json"
 CONFIG = "config.json"
 MANIFEST = "ktforge_manifest.json"
@@ -91,7 +91,9 @@ def merge_scans(
             if spec.name in seen:
                 problems.append(f"{spec.name} is in both {seen[spec.name].file} and {file}: remove one of them")
             elif weight_map is not None and spec.name not in weight_map:
-                problems.append(f"{file} holds {spec.name}, which the index does not name: the two do not belong together")
+                problems.append(
+                    f"{file} holds {spec.name}, which the index does not name: the two do not belong together"
+                )
             seen[spec.name] = spec
     for name, file_name in (weight_map or {}).items():
         if name not in seen:

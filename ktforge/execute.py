@@ -142,6 +142,4 @@ def _check_quantised(stage: Quantizer, unit: QuantUnit, spec: QuantSpec) -> None
 def _check_array(stage: Stage, name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
         got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise PluginError(
-            f"{owner(stage)} delivered {name} as {got}; {dtype_name(dtype)} {list(shape)} was planned"
-        )
+        raise PluginError(f"{owner(stage)} delivered {name} as {got}; {dtype_name(dtype)} {list(shape)} was planned")

@@ -47,9 +47,7 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
                 return 0
         if agree and len(set(found.values())) > 1:
             problems.append(
-                "config.json: "
-                + " but ".join(f"{n} is {v}" for n, v in found.items())
-                + ": remove the wrong one"
+                "config.json: " + " but ".join(f"{n} is {v}" for n, v in found.items()) + ": remove the wrong one"
             )
         if not found and required:
             problems.append(f"config.json has no {' or '.join(names)}")

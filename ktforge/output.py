@@ -37,16 +37,14 @@ def check_output(folder: Path, source: Path | None, overwrite: bool) -> list[str
     if source is not None:
         here, there = folder.resolve(), source.resolve()
         if here == there or here in there.parents or there in here.parents:
-            problems.append(f"the output {folder} and the checkpoint {source} lie in one another: choose another folder")
+            problems.append(f"the output {folder} and the checkpoint {source} overlap: choose another folder")
     if not overwrite and folder.is_dir() and any(p.name != PARTIAL for p in folder.iterdir()):
         problems.append(f"{folder} is not empty: choose another folder, or say --overwrite")
     return problems
 
 
 @contextmanager
-def open_folder(
-    folder: Path, plan: Plan, documents: Mapping[str, bytes], *, overwrite: bool
-) -> Iterator[FolderSink]:
+def open_folder(folder: Path, plan: Plan, documents: Mapping[str, bytes], *, overwrite: bool) -> Iterator[FolderSink]:
     """A sink for the files of ``plan``; on a clean exit the folder is complete, after an exception it is as before.
 
     ``documents`` are further files by name, such as an index. Raises OutputError if the folder cannot be written,
@@ -101,7 +99,7 @@ class FolderSink:
             raise PluginError(f"{tensor.name} has {data.nbytes:,} bytes; {tensor.nbytes:,} were planned")
         if data.nbytes:
             flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            _pwrite_all(self._descriptor(file), memoryview(flat), offset)
+            _pwrite_all(self._descriptor(file), flat.data, offset)
         self._written(file)
 
     def finish(self) -> None:

@@ -79,7 +79,7 @@ class Pipeline(BaseModel):
         return plan
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of a pipeline file for this pipeline; options at their default are left out."""
+        """The content of a pipeline file for this pipeline, defaults spelled out."""
         named: dict[str, Any] = {"version": self.version, "loader": _named(self.loader)}
         if self.preprocess:
             named["preprocess"] = [_named(s) for s in self.preprocess]
@@ -91,4 +91,4 @@ class Pipeline(BaseModel):
 
 
 def _named(stage: Stage) -> dict[str, Any]:
-    return {"use": stage.name, **stage.model_dump(mode="json", exclude_defaults=True)}
+    return {"use": stage.name, **stage.model_dump(mode="json", exclude_none=True)}

@@ -63,7 +63,7 @@ class Loader(Stage):
 
     @abstractmethod
     def read(self, spec: TensorSpec) -> np.ndarray:
-        """The data of a scanned tensor, with its dtype and shape; thread-safe, read-only, without a copy if possible."""
+        """The data of a scanned tensor in its dtype and shape; thread-safe, read-only, without a copy if possible."""
 
     @abstractmethod
     def config(self) -> Mapping[str, Any]:

@@ -9,7 +9,17 @@ import numpy as np
 from pydantic import Field
 
 from ktforge import (
-    Demand, Layout, PackedSpec, PackedUnit, Part, QuantSpec, QuantUnit, TensorSpec, UnitSpec, Unsupported, hookimpl,
+    Demand,
+    Layout,
+    PackedSpec,
+    PackedUnit,
+    Part,
+    QuantSpec,
+    QuantUnit,
+    TensorSpec,
+    UnitSpec,
+    Unsupported,
+    hookimpl,
     native,
 )  # fmt: skip
 from ktforge.grouping import canonical

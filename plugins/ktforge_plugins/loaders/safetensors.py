@@ -91,9 +91,7 @@ def _scan_file(file: Path) -> Iterable[TensorSpec]:
             continue
         if entry["dtype"] not in DTYPES:
             raise CheckpointError(f"{file}: {name} has the dtype {entry['dtype']}, which ktforge does not read")
-        yield TensorSpec(
-            name, DTYPES[entry["dtype"]], tuple(entry["shape"]), file, start + entry["data_offsets"][0]
-        )
+        yield TensorSpec(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), file, start + entry["data_offsets"][0])
 
 
 def _reason(error: Exception) -> str:

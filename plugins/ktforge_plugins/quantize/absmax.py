@@ -6,8 +6,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from ktforge import CheckpointError, Demand, QuantPart, Quantizer, QuantSpec, QuantUnit, Unit, UnitSpec, Unsupported
-from ktforge import native
+from ktforge import (
+    CheckpointError,
+    Demand,
+    Quantizer,
+    QuantPart,
+    QuantSpec,
+    QuantUnit,
+    Unit,
+    UnitSpec,
+    Unsupported,
+    native,
+)
 from ktforge.tensors import BF16, dtype_name
 
 

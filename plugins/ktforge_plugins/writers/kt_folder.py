@@ -1,4 +1,4 @@
-"""Writer ``kt-folder``: one raw file per packed weight and scale, as upstream's ``--no-merge-safetensor`` leaves them."""
+"""Writer ``kt-folder``: a raw file per packed weight and scale, as upstream's ``--no-merge-safetensor`` leaves them."""
 
 from __future__ import annotations
 

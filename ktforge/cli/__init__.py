@@ -1,0 +1,48 @@
+"""The ``ktforge`` command. One short file a command; each parses its options and calls the library."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ktforge.cli import convert, isa, moe_to_bf16, plan, plugins, run, schema
+
+app = typer.Typer(
+    help="Turns Hugging Face MoE checkpoints into the weight files that CPU inference engines read.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for module in (run, convert, moe_to_bf16, plan, plugins, schema, isa):
+    app.command(module.NAME)(module.command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"ktforge {installed('ktforge')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong, 130 interrupted."""
+    from ktforge.errors import KtforgeError
+
+    try:
+        app()
+    except KtforgeError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written to the output", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # such as `ktforge plan … | head`
+        sys.stderr.close()
+        sys.exit(1)

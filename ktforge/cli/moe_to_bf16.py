@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from ktforge.cli.options import InputPath, Output, Overwrite
+
+NAME = "moe-to-bf16"
+
+
+def command(input_path: InputPath, output: Output, overwrite: Overwrite = False) -> None:
+    """Convert a MoE checkpoint's experts to BF16 and write an ordinary Hugging Face checkpoint."""
+    from ktforge.cli.running import carry_out
+    from ktforge.config import build_pipeline
+    from ktforge.registry import Registry
+
+    registry = Registry.installed()
+    data = {
+        "loader": {"use": "auto", "path": str(input_path)},
+        "preprocess": [{"use": "moe-to-bf16"}],
+        "writer": {"use": "safetensors", "path": str(output)},
+    }
+    carry_out(build_pipeline(data, registry, NAME), registry, overwrite=overwrite)

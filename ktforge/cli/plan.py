@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ktforge.cli.options import PipelineFile, Sets
+
+if TYPE_CHECKING:
+    from ktforge.plan import Plan
+
+NAME = "plan"
+
+
+def command(
+    pipeline: PipelineFile,
+    sets: Sets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show what a pipeline file would do, and everything that speaks against it, from headers alone."""
+    from ktforge.config import load_pipeline
+    from ktforge.registry import Registry
+
+    show(load_pipeline(pipeline, Registry.installed(), sets or ()).plan(), as_json=as_json)
+
+
+def show(plan: Plan, *, as_json: bool) -> None:
+    """Prints the plan, then raises PlanError if it has refusals."""
+    if as_json:
+        typer.echo(json.dumps(summary(plan), indent=2))
+        if plan.problems:
+            raise typer.Exit(1)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    for label, value in _rows(plan):
+        table.add_row(label, value)
+    Console(soft_wrap=True).print(table)
+    plan.check()
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data, for ``--json``."""
+    from ktforge.execute import default_workers
+
+    workers = default_workers()
+    return {
+        "model_type": plan.model.model_type,
+        "experts": plan.model.experts,
+        "moe_layers": sorted(plan.model.moe_layers),
+        "units": len(plan.units),
+        "expert_units": plan.expert_units,
+        "files": [{"path": f.path, "bytes": f.nbytes, "tensors": len(f.tensors)} for f in plan.files],
+        "formats": list(plan.formats),
+        "methods": list(plan.methods),
+        "source_bytes": plan.source_bytes,
+        "output_bytes": plan.output_bytes,
+        "workers": workers,
+        "peak_memory_bytes": plan.peak_memory(workers),
+        "left_out": [t.name for t in plan.left_out],
+        "problems": list(plan.problems),
+    }
+
+
+def _rows(plan: Plan) -> list[tuple[str, str]]:
+    from ktforge.cli.running import gigabytes
+    from ktforge.execute import default_workers
+
+    model, workers = plan.model, default_workers()
+    rows = [
+        ("model", f"{model.model_type or 'unknown type'}, {model.experts} experts in {len(model.moe_layers)} layers"),
+    ]
+    if not plan.problems:
+        rows += [
+            ("units", f"{len(plan.units):,}, {plan.expert_units:,} of them experts"),
+            ("source", gigabytes(plan.source_bytes)),
+        ]
+        ratio = plan.source_bytes / plan.output_bytes if plan.output_bytes else 0
+        files = f"{len(plan.files):,} file{'s' if len(plan.files) != 1 else ''}"
+        rows += [
+            ("output", f"{gigabytes(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
+            ("compression", f"{ratio:.2f} : 1"),
+            ("peak memory", f"{gigabytes(plan.peak_memory(workers))} for {workers} units at once, beside Python's own"),
+        ]
+    if plan.left_out:
+        size = gigabytes(sum(t.nbytes for t in plan.left_out))
+        rows.append(("left out", f"{len(plan.left_out):,} tensors, {size}, {plan.left_out[0].name} among them"))
+    return rows

@@ -1,0 +1,246 @@
+"""pipeline.yaml → Pipeline. Errors name the file, the line and the key path."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+
+from ktforge.errors import ConfigError
+from ktforge.pipeline import Pipeline, Runtime
+from ktforge.registry import Registry
+from ktforge.stages import STAGES, Stage
+
+Key = str | int
+_STAGE_KEYS = tuple(cls.stage for cls in STAGES)
+_KEYS = ("version", *_STAGE_KEYS, "runtime")
+_REQUIRED = ("loader", "writer")
+#: A pipeline file larger (in bytes) or deeper than this is something else.
+SIZE_LIMIT = 100_000
+DEPTH_LIMIT = 20
+
+
+def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> Pipeline:
+    """Reads a pipeline file. ``sets`` are ``key.path=value`` changes; their values are read as YAML.
+
+    Raises ConfigError with every mistake at once.
+    """
+    try:
+        if path.stat().st_size > SIZE_LIMIT:
+            raise ConfigError(f"{path} has over {SIZE_LIMIT:,} bytes: it is no pipeline file")
+        data = _parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {reason}") from error
+    if not isinstance(data, CommentedMap):
+        raise ConfigError(f"{path} does not hold keys such as loader: and writer:")
+    for change in sets:
+        _set(data, change)
+    return build_pipeline(data, registry, str(path))
+
+
+def build_pipeline(data: Mapping[str, Any], registry: Registry, source: str = "pipeline") -> Pipeline:
+    """Builds the stages that ``data`` (the content of a pipeline file) names. Raises ConfigError."""
+    return _Builder(data, registry, source).build()
+
+
+def dump_pipeline(pipeline: Pipeline) -> str:
+    """The pipeline file for a pipeline, one stage a line."""
+    lines = [f"version: {pipeline.version}"]
+    for key, value in pipeline.to_dict().items():
+        if key == "preprocess":
+            lines += ["preprocess:", *(f"  - {_flow(item)}" for item in value)]
+        elif key != "version":
+            lines.append(f"{key}: {_flow(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _parse(text: str, source: str) -> Any:
+    yaml = YAML(typ="rt", pure=True)
+    try:
+        depth = 0
+        for event in yaml.parse(text):  # looks before the parser builds anything, so that no bomb goes off
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if getattr(event, "anchor", None):
+                raise ConfigError(f"{source}: anchors and aliases (& and *) are not used in pipeline files")
+            if depth > DEPTH_LIMIT:
+                raise ConfigError(f"{source}: nested more than {DEPTH_LIMIT} deep: it is no pipeline file")
+        return yaml.load(text)
+    except MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = (error.problem or "not YAML").splitlines()[0]
+        raise ConfigError(f"{source}{line}: {problem}") from error
+    except (YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{source}: not YAML: {str(error).splitlines()[0][:200]}") from error
+
+
+def _flow(mapping: Mapping[str, Any]) -> str:
+    from io import StringIO
+
+    yaml = YAML(typ="rt", pure=True)
+    yaml.default_flow_style = True
+    yaml.width = 100_000
+    out = StringIO()
+    yaml.dump(dict(mapping), out)
+    return out.getvalue().strip()
+
+
+def _set(data: CommentedMap, change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {change}: write it as key.path=value, such as layout.threadpool_count=4")
+    target: Any = data
+    *parents, last = key.split(".")
+    for parent in parents:
+        if isinstance(target, list) and parent.isdigit() and int(parent) < len(target):
+            target = target[int(parent)]
+        elif isinstance(target, dict) and isinstance(target.get(parent), dict | list):
+            target = target[parent]
+        else:
+            raise ConfigError(f"--set {change}: the pipeline has no {parent!r} there")
+    if not isinstance(target, dict):
+        raise ConfigError(f"--set {change}: {'.'.join(parents)} is a list; name the entry by its number from 0")
+    target[last] = _parse(text, f"--set {change}")
+
+
+class _Builder:
+    def __init__(self, data: Mapping[str, Any], registry: Registry, source: str) -> None:
+        self.data, self.registry, self.source = data, registry, source
+        self.problems: list[str] = []
+
+    def build(self) -> Pipeline:
+        for key in self.data:
+            if key not in _KEYS:
+                self._problem((key,), f"no such key{_nearest(str(key), _KEYS)}; a pipeline has {', '.join(_KEYS)}")
+        for key in _REQUIRED:
+            if self.data.get(key) is None:
+                self._problem((), f"there is no {key}")
+        fields: dict[str, Any] = {}
+        for key in _STAGE_KEYS:
+            value = self.data.get(key)
+            if value is None:
+                continue
+            if key != "preprocess":
+                fields[key] = self._stage(key, value, (key,))
+            elif isinstance(value, list):
+                fields[key] = [self._stage(key, item, (key, i)) for i, item in enumerate(value)]
+            else:
+                self._problem((key,), "must be a list of stages, each on a line that begins with a dash")
+        if self.data.get("runtime") is not None:
+            fields["runtime"] = self._model(Runtime, self.data["runtime"], ("runtime",))
+        if self.data.get("version", 1) != 1:
+            self._problem(("version",), f"is {self.data['version']!r}; this ktforge knows version 1")
+        self._raise()
+        try:
+            return Pipeline(**fields)
+        except ValidationError as error:
+            for problem in error.errors():
+                self._problem(problem["loc"], _message(problem))
+        self._raise()
+        raise AssertionError("a failed pipeline without a problem")
+
+    def _stage(self, key: str, value: Any, path: tuple[Key, ...]) -> Stage | None:
+        if not isinstance(value, dict) or not isinstance(value.get("use"), str):
+            self._problem(path, "must say which plugin to use, such as {use: safetensors, …}")
+            return None
+        try:
+            entry = self.registry.find(key, value["use"])
+        except ConfigError as error:
+            self._problem((*path, "use"), str(error))
+            return None
+        options = {k: v for k, v in value.items() if k != "use"}
+        return self._model(entry.cls, options, path, f"{key} {value['use']}")
+
+    def _model(self, cls: type[BaseModel], options: Any, path: tuple[Key, ...], label: str = "") -> Any:
+        try:
+            return cls.model_validate(_plain(options))
+        except ValidationError as error:
+            known = ", ".join(cls.model_fields) or "none"
+            for problem in error.errors():
+                where = (*path, *problem["loc"])
+                if problem["type"] == "extra_forbidden":
+                    near = _nearest(str(problem["loc"][-1]), tuple(cls.model_fields))
+                    self._problem(where, f"no such option{near}; the options of {label or path[0]} are: {known}")
+                else:
+                    self._problem(where, _message(problem))
+            return None
+
+    def _problem(self, path: tuple[Key, ...], message: str) -> None:
+        line = self._line(path)
+        dotted = ".".join(map(str, path))
+        self.problems.append(f"{self.source}{f':{line}' if line else ''}: {f'{dotted}: ' if dotted else ''}{message}")
+
+    def _line(self, path: tuple[Key, ...]) -> int | None:
+        """The line of the deepest part of ``path`` that is in the file; None for data that came from no file."""
+        node: Any = self.data
+        line = None
+        for key in path:
+            try:
+                if isinstance(node, CommentedMap):
+                    line = node.lc.key(key)[0] + 1
+                elif isinstance(node, CommentedSeq):
+                    line = node.lc.item(key)[0] + 1
+                node = node[key]
+            except (KeyError, IndexError, TypeError):
+                break
+        return line
+
+    def _raise(self) -> None:
+        if self.problems:
+            raise ConfigError(*self.problems)
+
+
+def _plain(value: Any) -> Any:
+    """ruamel's containers as Python's own, which is what pydantic expects of data."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list) else value
+
+
+def _message(problem: Any) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return "is missing"
+    if problem["type"] == "value_error":
+        return message
+    return f"{message[0].lower()}{message[1:]}, not {problem['input']!r}"
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def json_schema(registry: Registry) -> dict[str, Any]:
+    """JSON schema of pipeline files with the stages of ``registry``, for editors."""
+    definitions: dict[str, Any] = {}
+    choices: dict[str, list[Any]] = {key: [] for key in _STAGE_KEYS}
+    for entry in registry.entries():
+        schema = entry.cls.model_json_schema(ref_template="#/$defs/{model}")
+        definitions.update(schema.pop("$defs", {}))
+        schema["properties"] = {"use": {"const": entry.cls.name}, **schema.get("properties", {})}
+        schema["required"] = ["use", *schema.get("required", [])]
+        name = f"{entry.cls.stage}-{entry.cls.name}"
+        definitions[name] = schema
+        choices[entry.cls.stage].append({"$ref": f"#/$defs/{name}"})
+    properties: dict[str, Any] = {"version": {"const": 1}}
+    for key in _STAGE_KEYS:
+        one = {"oneOf": choices[key]}
+        properties[key] = {"type": "array", "items": one} if key == "preprocess" else one
+    properties["runtime"] = Runtime.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ktforge pipeline",
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(_REQUIRED),
+        "properties": properties,
+        "$defs": definitions,
+    }

@@ -1,0 +1,128 @@
+import checkpoints
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktforge import CheckpointError, TensorSpec
+from ktforge.grouping import architectures, group
+from ktforge.modelconfig import read_model_config
+from ktforge.tensors import BF16, DTYPES
+
+FAMILIES = checkpoints.architectures()
+PER_EXPERT = [
+    "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next", "minimax", "minimax_m2", "olmoe",
+    "glm_moe_dsa", "qwen3_5_moe_text",
+]  # fmt: skip
+
+
+def specs(family: str) -> list[TensorSpec]:
+    return [TensorSpec(name, DTYPES[dtype], shape) for name, (dtype, shape) in FAMILIES[family][1].items()]
+
+
+@pytest.mark.parametrize("family", PER_EXPERT)
+def test_every_family_is_grouped_whole(family):
+    model = read_model_config(FAMILIES[family][0])
+    grouping = group(specs(family), model)
+    assert grouping.problems.lines() == ()
+    assert {(u.layer, u.expert) for u in grouping.experts} == {
+        (layer, expert) for layer in model.moe_layers for expert in range(model.experts)
+    }
+    for unit in grouping.experts:
+        assert list(unit.tensors) == ["gate.weight", "up.weight", "down.weight"]
+        size, hidden = unit.tensors["gate.weight"].shape
+        assert (size, hidden) == (model.expert_size, model.hidden)
+        assert unit.tensors["down.weight"].shape == (hidden, size)
+    grouped = sum(len(u.tensors) for u in [*grouping.experts, *grouping.others])
+    assert grouped == len(FAMILIES[family][1])
+
+
+def test_mixtral_w3_goes_up_and_w2_comes_down():
+    unit = group(specs("mixtral"), read_model_config(FAMILIES["mixtral"][0])).experts[0]
+    assert {role: t.name.split(".")[-2] for role, t in unit.tensors.items()} == {
+        "gate.weight": "w1", "up.weight": "w3", "down.weight": "w2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_a_dense_model_is_called_one(family):
+    with pytest.raises(CheckpointError, match=rf"this is a dense model \(model_type {family};"):
+        group(specs(family), read_model_config(FAMILIES[family][0]))
+
+
+def test_shared_experts_are_not_routed_ones():
+    grouping = group(specs("deepseek_v3"), read_model_config(FAMILIES["deepseek_v3"][0]))
+    assert sum("shared_experts" in u.name for u in grouping.others) == 6
+    assert not any("shared" in t.name for u in grouping.experts for t in u.tensors.values())
+
+
+def test_a_wrapper_prefix_is_dropped_and_text_config_is_read():
+    model = {"model_type": "wrapper", "text_config": checkpoints.config()}
+    for prefix in ("model.language_model.", "language_model.model."):
+        wrapped = [
+            TensorSpec(name.replace("model.", prefix, 1), array.dtype, array.shape)
+            for name, array in checkpoints.tensors().items()
+        ]
+        grouping = group(wrapped, read_model_config(model))
+        assert len(grouping.experts) == checkpoints.LAYERS * checkpoints.EXPERTS
+        assert grouping.problems.lines() == ()
+
+
+def test_an_unknown_model_type_is_matched_by_its_names():
+    model = read_model_config(checkpoints.config(model_type="brand_new"))
+    data = [TensorSpec(n, a.dtype, a.shape) for n, a in checkpoints.tensors().items()]
+    assert len(group(data, model).experts) == checkpoints.LAYERS * checkpoints.EXPERTS
+
+
+def test_unknown_expert_names_are_an_error_that_shows_one():
+    data = [TensorSpec("model.layers.0.moe.expert_7.in.weight", BF16, (4, 4))]
+    with pytest.raises(CheckpointError, match=r"no tensor has a known expert name .* nearest is model.layers.0.moe"):
+        group(data, read_model_config(checkpoints.config()))
+
+
+def problems(drop=(), add=(), **changes) -> str:
+    names = [n for n in checkpoints.tensors() if not any(d in n for d in drop)]
+    made = [TensorSpec(n, BF16, (4, 4)) for n in [*names, *add]]
+    return "\n".join(group(made, read_model_config(checkpoints.config(**changes))).problems.lines())
+
+
+def test_gaps_are_named():
+    assert "layer 1: expert 2 missing; config.json announces 4" in problems(drop=["layers.1.mlp.experts.2."])
+    assert "layer 1: experts 1, 2 missing" in problems(drop=["layers.1.mlp.experts.1.", "layers.1.mlp.experts.2."])
+    assert "experts.3: has no up projection" in problems(drop=["layers.0.mlp.experts.3.up_proj"])
+    assert "layer 1: config.json announces 4 experts here, the checkpoint has none" in problems(
+        drop=["layers.1.mlp.experts."]
+    )
+    assert "layer 0: has expert 3, but config.json announces only 3" in problems(num_experts=3)
+    assert "layer 1: config.json calls this layer dense" in problems(mlp_only_layers=[1])
+
+
+def test_layers_beyond_the_model_are_extra_and_whole():
+    add = ["model.layers.2.mlp.experts.0.gate_proj.weight", "model.layers.2.eh_proj.weight", "mtp.norm.weight"]
+    names = [*checkpoints.tensors(), *add]
+    grouping = group([TensorSpec(n, BF16, (4, 4)) for n in names], read_model_config(checkpoints.config()))
+    assert [u.name for u in grouping.extra] == ["model.layers.2.mlp.experts.0", *add[1:]]
+    assert grouping.problems.lines() == ()
+
+
+def test_an_fp8_weight_and_its_scale_are_one_unit():
+    names = ["model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.weight_scale_inv"]
+    made = [TensorSpec(n, BF16, (4, 4)) for n in [*reversed(names), *checkpoints.tensors()] if n.count("o_proj")]
+    made += [TensorSpec(n, BF16, (4, 4)) for n in checkpoints.tensors() if "experts" in n]
+    grouping = group(made, read_model_config(checkpoints.config()))
+    units = [u for u in grouping.others if u.name == names[0]]
+    assert [list(u.tensors) for u in units] == [["weight", "weight_scale_inv"]]
+
+
+@given(st.permutations(list(checkpoints.tensors())))
+def test_the_order_of_the_names_does_not_matter(names):
+    model = read_model_config(checkpoints.config())
+    units = group([TensorSpec(n, BF16, (4, 4)) for n in names], model).ordered(True)
+    keys = [(u.layer, u.expert) for u in units if u.is_expert]
+    assert keys == sorted(keys)
+    assert [list(u.tensors) for u in units if u.is_expert] == [["gate.weight", "up.weight", "down.weight"]] * len(keys)
+
+
+def test_architecture_files_claim_each_model_type_once():
+    claimed = [t for a in architectures() for t in a.model_types]
+    assert len(claimed) == len(set(claimed))
+    assert all(set(a.projections) == {"gate", "up", "down"} for a in architectures())

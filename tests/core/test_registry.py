@@ -1,0 +1,129 @@
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from ktforge import ConfigError, Layout, Loader, PluginError, Registry, hookimpl
+from ktforge.stages import STAGES
+from ktforge_plugins.layouts import kt_amx
+from ktforge_plugins.quantize import int4
+
+
+class Twin(Layout):
+    name: ClassVar[str] = "kt-amx"
+
+    def plan(self, spec):
+        raise NotImplementedError
+
+    def pack(self, unit, out):
+        raise NotImplementedError
+
+
+def plugin(name="mine", **hooks):
+    """A plugin object whose attributes are hook implementations."""
+    made = SimpleNamespace(__name__=name)
+    for hook, value in hooks.items():
+
+        def implementation(value=value):
+            return value
+
+        implementation.__name__ = hook
+        setattr(made, hook, hookimpl(lambda value=value: value))
+    return made
+
+
+def test_the_core_imports_no_plugin():
+    script = """
+import pkgutil, sys, importlib, ktforge
+for module in pkgutil.walk_packages(ktforge.__path__, "ktforge."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+assert all(getattr(ktforge, name) for name in ktforge.__all__)
+print([m for m in sys.modules if m.startswith("ktforge_plugins") or m == "torch"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_builtins_come_in_through_entry_points():
+    entries = Registry.installed().entries()
+    ours = {(e.cls.stage, e.cls.name): e for e in entries if e.distribution == "ktforge"}
+    assert {stage for stage, _ in ours} == {s.stage for s in STAGES}
+    for (stage, name), entry in ours.items():
+        assert entry.plugin == f"{stage}-{name}"
+
+
+def test_a_registry_holds_what_it_is_given():
+    registry = Registry(kt_amx)
+    assert [e.cls for e in registry.entries()] == [kt_amx.KtAmx]
+    assert registry.find("layout", "kt-amx").cls is kt_amx.KtAmx
+    with pytest.raises(ConfigError, match="there is no layout called 'gguf'; installed: kt-amx"):
+        registry.find("layout", "gguf")
+
+
+def test_one_name_for_two_plugins_names_both_owners():
+    with pytest.raises(PluginError) as caught:
+        Registry(kt_amx, plugin("twin", ktforge_layouts=[Twin]))
+    assert "two plugins offer the layout 'kt-amx'" in str(caught.value)
+    assert "ktforge_plugins.layouts.kt_amx" in str(caught.value) and "plugin twin" in str(caught.value)
+
+
+def test_a_blocked_plugin_is_left_out():
+    assert Registry(int4, blocked=[int4.__name__]).entries() == []
+    names = {e.plugin for e in Registry.installed(blocked=["layout-kt-amx"]).entries()}
+    assert "layout-kt-amx" not in names and "quantize-int4" in names
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ({"ktforge_exporters": []}, "plugin mine is written for the hook ktforge_exporters, which this ktforge does not"),
+        ({"ktforge_layouts": [int]}, "plugin mine offers <class 'int'>, which is not a Layout class"),
+        ({"ktforge_layouts": None}, "plugin mine failed while it was registered"),
+        ({"ktforge_loaders": [kt_amx.KtAmx]}, "which is not a Loader class"),
+    ],
+)
+def test_a_plugin_that_breaks_the_contract_is_named(hooks, message):
+    with pytest.raises(PluginError, match=message.replace("(", r"\(")):
+        Registry(plugin(**hooks))
+
+
+def test_a_class_without_a_name_is_refused():
+    class Nameless(Loader):
+        def scan(self):
+            return iter(())
+
+        def read(self, spec):
+            raise NotImplementedError
+
+        def config(self):
+            return {}
+
+    with pytest.raises(PluginError, match="plugin mine offers Nameless without a `name`"):
+        Registry(plugin(ktforge_loaders=[Nameless]))
+
+
+def distributions(monkeypatch, *points):
+    """Pretends that these (entry point, distribution) pairs are all that is installed."""
+    dists = [
+        SimpleNamespace(name=dist, version="1.2", entry_points=[EntryPoint(name, target, "ktforge")])
+        for name, target, dist in points
+    ]
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: dists)
+
+
+def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
+    distributions(monkeypatch, ("layout-gone", "no_such_module_anywhere", "kt-gone"))
+    with pytest.raises(PluginError, match=r"plugin layout-gone of kt-gone 1.2 cannot be imported \(ModuleNotFoundError"):
+        Registry.installed()
+    assert Registry.installed(blocked=["layout-gone"]).entries() == []
+
+
+def test_two_distributions_with_one_entry_point_name(monkeypatch):
+    target = "ktforge_plugins.layouts.kt_amx"
+    distributions(monkeypatch, ("layout-kt-amx", target, "first"), ("layout-kt-amx", target, "second"))
+    with pytest.raises(PluginError, match="of second 1.2 has the same entry-point name as the one of first 1.2"):
+        Registry.installed()

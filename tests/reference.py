@@ -1,0 +1,54 @@
+"""KTransformers' quantisation, packing and names once more, in NumPy and from the format's description alone.
+
+Nothing here calls ktforge: this is what the kernels and the whole pipeline are compared with.
+"""
+
+import numpy as np
+
+
+def quantise(weight: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes int8 [n, k] and float32 scales [n] of a bf16 matrix."""
+    w = weight.astype(np.float32)
+    amax = np.abs(w).max(axis=1)
+    if bits == 8:
+        scale = amax / np.float32(127)
+    else:
+        scale = (amax.astype(np.float64) / 112.0).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
+        product = w * inverse[:, None]
+    # An infinite inverse (rows below 2^-121) makes 0 * inf; the code of zero is zero.
+    codes = np.clip(np.rint(np.nan_to_num(product, nan=0.0, posinf=127, neginf=-128)), -128, 127).astype(np.int32)
+    if bits == 4:
+        codes = np.minimum(np.sign(codes) * ((np.abs(codes) + 8) & 0xF0) // 16, 7)
+    minus_zero = (weight.view(np.uint16) == 0x8000).all(axis=1)
+    return codes.astype(np.int8), np.where(minus_zero, np.float32(-0.0), scale)
+
+
+def pack(codes: np.ndarray, bits: int) -> np.ndarray:
+    """The AMX B-operand layout of codes [n, k], as int8 [n * k * bits / 8]."""
+    n, k = codes.shape
+    block_rows, step_cols, block_cols = {8: (64, 64, 3584), 4: (128, 128, 3584)}[bits]
+    tiles = []
+    for n0 in range(0, n, block_rows):
+        for k0 in range(0, k, block_cols):
+            for row in range(n0, min(n, n0 + block_rows), 32):
+                for col in range(k0, min(k, k0 + block_cols), step_cols):
+                    for half in (row, row + 16):
+                        tile = codes[half : half + 16, col : col + step_cols]
+                        if bits == 4:
+                            tile = (tile[:, :64] & 0x0F) | ((tile[:, 64:] & 0x0F) << 4)
+                        words = np.ascontiguousarray(tile.astype(np.int8)).view(np.uint32)
+                        tiles.append(np.ascontiguousarray(words.T).view(np.int8).ravel())
+    return np.concatenate(tiles)
+
+
+def packed_expert(layer: int, expert: int, weights: dict[str, np.ndarray], bits: int, parts: int) -> dict:
+    """Output name → array for one expert. ``weights``: gate and up [I, H], down [H, I], bf16."""
+    out = {}
+    for projection, weight in weights.items():
+        for p, share in enumerate(np.split(weight, parts, axis=1 if projection == "down" else 0)):
+            codes, scale = quantise(np.ascontiguousarray(share), bits)
+            stem = f"blk.{layer}.ffn_{projection}_exps.{expert}.numa.{p}"
+            out[f"{stem}.weight"], out[f"{stem}.scale"] = pack(codes, bits), scale
+    return out
