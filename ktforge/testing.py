@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from ktforge.plan import Plan
 from ktforge.stages import Layout, Loader, Quantizer, Sink, Writer
@@ -21,8 +21,8 @@ class MemoryLoader(Loader):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     name: ClassVar[str] = "memory"
-    tensors: dict[str, np.ndarray]
-    model: dict[str, Any]
+    tensors: dict[str, np.ndarray] = Field(exclude=True)
+    model: dict[str, Any] = Field(exclude=True)
 
     def config(self) -> Mapping[str, Any]:
         return self.model

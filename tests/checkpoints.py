@@ -6,7 +6,8 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.torch import load_file, save_file
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -71,6 +72,23 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray]:
     return made
 
 
+#: dtypes that numpy does not have → the integer of the same size, torch's name.
+_EXTENDED = {BF16: (np.int16, torch.bfloat16), F8: (np.uint8, torch.float8_e4m3fn)}
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    integer, dtype = _EXTENDED.get(array.dtype, (array.dtype, None))
+    tensor = torch.from_numpy(array.view(integer))
+    return tensor.view(dtype) if dtype else tensor
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    for array_dtype, (integer, dtype) in _EXTENDED.items():
+        if tensor.dtype == dtype:
+            return tensor.view(getattr(torch, np.dtype(integer).name)).numpy().view(array_dtype)
+    return tensor.numpy()
+
+
 def write(folder: Path, data: dict[str, np.ndarray], model: dict, shards: int = 1, index: bool = True) -> Path:
     """Writes a safetensors checkpoint with a tokenizer and a few other files beside it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +98,7 @@ def write(folder: Path, data: dict[str, np.ndarray], model: dict, shards: int = 
         files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     weight_map = {}
     for i, file in enumerate(files):
-        part = {n: data[n] for n in names[i::shards]}
+        part = {n: as_torch(data[n]) for n in names[i::shards]}
         save_file(part, folder / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(part, file))
     if shards > 1 and index:
@@ -111,8 +129,12 @@ def to_fp8(weight: np.ndarray, block: tuple[int, int], seed: int = 0) -> tuple[n
     random = np.random.default_rng(seed)
     shape = tuple(-(-n // b) for n, b in zip(weight.shape, block, strict=True))
     scale = (random.random(shape, np.float32) + 0.5) * np.float32(2e-3)
-    spread = np.repeat(np.repeat(scale, block[0], 0), block[1], 1)[: weight.shape[0], : weight.shape[1]]
-    return np.clip(weight.astype(np.float32) / spread, -448, 448).astype(F8), scale
+    return np.clip(weight.astype(np.float32) / spread(scale, block, weight.shape), -448, 448).astype(F8), scale
+
+
+def spread(scale: np.ndarray, block: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
+    """One scale an element: block scales repeated over their blocks and cut to ``shape``."""
+    return np.repeat(np.repeat(scale, block[0], 0), block[1], 1)[: shape[0], : shape[1]]
 
 
 def fp8_checkpoint(folder: Path, block: tuple[int, int], attention: bool = False, **changes) -> Path:
@@ -152,5 +174,5 @@ def load_output(folder: Path) -> dict[str, np.ndarray]:
     """All tensors of an output's safetensors files."""
     merged: dict[str, np.ndarray] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        merged.update(load_file(path))
+        merged.update({name: as_numpy(tensor) for name, tensor in load_file(path).items()})
     return merged

@@ -20,7 +20,9 @@ def isa(request):
 @pytest.fixture(scope="session")
 def source(tmp_path_factory) -> Path:
     """The small BF16 Qwen3-MoE in two shards with an index."""
-    return checkpoints.write(tmp_path_factory.mktemp("source") / "qwen3", checkpoints.tensors(), checkpoints.config(), 2)
+    return checkpoints.write(
+        tmp_path_factory.mktemp("source") / "qwen3", checkpoints.tensors(), checkpoints.config(), 2
+    )
 
 
 @pytest.fixture

@@ -10,10 +10,7 @@ def quantise(weight: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Codes int8 [n, k] and float32 scales [n] of a bf16 matrix."""
     w = weight.astype(np.float32)
     amax = np.abs(w).max(axis=1)
-    if bits == 8:
-        scale = amax / np.float32(127)
-    else:
-        scale = (amax.astype(np.float64) / 112.0).astype(np.float32)
+    scale = amax / np.float32(127) if bits == 8 else (amax.astype(np.float64) / 112.0).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
         product = w * inverse[:, None]

@@ -3,10 +3,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ktforge_plugins import AutoLoader, Int8, KtAmx, MoeToBf16, SafetensorsWriter
 
 from ktforge import ConfigError, Pipeline, Registry
 from ktforge.config import build_pipeline, dump_pipeline, json_schema, load_pipeline
-from ktforge_plugins import AutoLoader, Int8, KtAmx, MoeToBf16, SafetensorsWriter
 
 GOOD = """\
 version: 1
@@ -70,7 +70,11 @@ def test_a_wrong_set(tmp_path, registry, change, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("use: kt-amx", "use: kt-amxx", "pipeline.yaml:5: layout.use: there is no layout called 'kt-amxx'; installed: "),
+        (
+            "use: kt-amx",
+            "use: kt-amxx",
+            "pipeline.yaml:5: layout.use: there is no layout called 'kt-amxx'; installed: ",
+        ),
         ("threadpool_count", "threadpools", "pipeline.yaml:5: layout.threadpools: no such option (did you mean thr"),
         ("threadpool_count: 2", "threadpool_count: two", "pipeline.yaml:5: layout.threadpool_count: input should be a"),
         ("5GB", "5 potatoes", "pipeline.yaml:6: writer.max_shard_size: '5 potatoes' is no size such as 5GB"),
@@ -95,7 +99,12 @@ def test_errors_name_file_line_and_key(tmp_path, registry, old, new, message):
 def test_all_errors_come_at_once(tmp_path, registry):
     text = GOOD.replace("use: auto", "use: otto").replace("use: int4", "use: int5").replace("path: out", "pth: out")
     found = errors(tmp_path, registry, text)
-    assert [p.split(": ")[0] for p in found] == ["pipeline.yaml:2", "pipeline.yaml:4", "pipeline.yaml:6", "pipeline.yaml:6"]
+    assert [p.split(": ")[0] for p in found] == [
+        "pipeline.yaml:2",
+        "pipeline.yaml:4",
+        "pipeline.yaml:6",
+        "pipeline.yaml:6",
+    ]
 
 
 def test_files_that_are_no_pipelines(tmp_path, registry):

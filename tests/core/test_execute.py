@@ -6,6 +6,7 @@ from typing import ClassVar
 import checkpoints
 import numpy as np
 import pytest
+from ktforge_plugins import Int4, Int8, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
 from ktforge import (
     CheckpointError,
@@ -23,7 +24,6 @@ from ktforge import (
     native,
 )
 from ktforge.testing import MemoryLoader, MemoryWriter
-from ktforge_plugins import Int4, Int8, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
 EXPERT = "model.layers.0.mlp.experts.0"
 

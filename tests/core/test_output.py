@@ -6,11 +6,11 @@ import os
 import checkpoints
 import numpy as np
 import pytest
+from ktforge_plugins import Int4, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
 from ktforge import OutputError, Pipeline, PluginError
 from ktforge.output import PARTIAL
 from ktforge.testing import MemoryLoader
-from ktforge_plugins import Int4, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
 
 def pipeline(source, writer, **layout):
@@ -117,17 +117,18 @@ def test_an_error_of_the_system_names_the_file(source, out, monkeypatch):
 
 def test_a_tensor_that_is_never_written_is_an_error(source, out):
     planned = pipeline(source, SafetensorsWriter(path=out)).plan()
-    with pytest.raises(PluginError, match="was planned but never written"):
-        with planned.pipeline.writer.open(planned):
-            pass
+    with pytest.raises(PluginError, match="was planned but never written"), planned.pipeline.writer.open(planned):
+        pass
     assert not out.exists()
 
 
 def test_a_tensor_that_is_written_twice_is_an_error(source, out):
     planned = pipeline(source, SafetensorsWriter(path=out)).plan()
     tensor = planned.files[0].tensors[0]
-    with pytest.raises(PluginError, match="was written twice or never planned"):
-        with planned.pipeline.writer.open(planned) as sink:
-            data = np.zeros(tensor.shape, tensor.dtype)
-            sink.write(tensor, data)
-            sink.write(tensor, data)
+    data = np.zeros(tensor.shape, tensor.dtype)
+    with (
+        pytest.raises(PluginError, match="was written twice or never planned"),
+        planned.pipeline.writer.open(planned) as sink,
+    ):
+        sink.write(tensor, data)
+        sink.write(tensor, data)

@@ -3,13 +3,15 @@
 import checkpoints
 import numpy as np
 import pytest
+from ktforge_plugins import Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
 from ktforge import Pipeline, PlanError
 from ktforge.testing import MemoryLoader, MemoryWriter
-from ktforge_plugins import Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
+
+TO_BF16 = (MoeToBf16(),)
 
 
-def plan(data=None, model=None, *, quantize=None, parts=1, preprocess=(MoeToBf16(),), **layout):
+def plan(data=None, model=None, *, quantize=None, parts=1, preprocess=TO_BF16, **layout):
     loader = MemoryLoader(
         tensors=checkpoints.tensors() if data is None else data, model=model or checkpoints.config()
     )  # fmt: skip

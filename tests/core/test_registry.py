@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from ktforge_plugins.layouts import kt_amx
+from ktforge_plugins.quantize import int4
 
 from ktforge import ConfigError, Layout, Loader, PluginError, Registry, hookimpl
 from ktforge.stages import STAGES
-from ktforge_plugins.layouts import kt_amx
-from ktforge_plugins.quantize import int4
 
 
 class Twin(Layout):
@@ -80,7 +80,10 @@ def test_a_blocked_plugin_is_left_out():
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
-        ({"ktforge_exporters": []}, "plugin mine is written for the hook ktforge_exporters, which this ktforge does not"),
+        (
+            {"ktforge_exporters": []},
+            "plugin mine is written for the hook ktforge_exporters, which this ktforge does not",
+        ),
         ({"ktforge_layouts": [int]}, "plugin mine offers <class 'int'>, which is not a Layout class"),
         ({"ktforge_layouts": None}, "plugin mine failed while it was registered"),
         ({"ktforge_loaders": [kt_amx.KtAmx]}, "which is not a Loader class"),
@@ -117,7 +120,9 @@ def distributions(monkeypatch, *points):
 
 def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
     distributions(monkeypatch, ("layout-gone", "no_such_module_anywhere", "kt-gone"))
-    with pytest.raises(PluginError, match=r"plugin layout-gone of kt-gone 1.2 cannot be imported \(ModuleNotFoundError"):
+    with pytest.raises(
+        PluginError, match=r"plugin layout-gone of kt-gone 1.2 cannot be imported \(ModuleNotFoundError"
+    ):
         Registry.installed()
     assert Registry.installed(blocked=["layout-gone"]).entries() == []
 
@@ -125,5 +130,5 @@ def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
 def test_two_distributions_with_one_entry_point_name(monkeypatch):
     target = "ktforge_plugins.layouts.kt_amx"
     distributions(monkeypatch, ("layout-kt-amx", target, "first"), ("layout-kt-amx", target, "second"))
-    with pytest.raises(PluginError, match="of second 1.2 has the same entry-point name as the one of first 1.2"):
+    with pytest.raises(PluginError, match=r"of second 1\.2 has the same entry-point name as the one of first 1\.2"):
         Registry.installed()

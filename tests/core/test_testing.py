@@ -4,10 +4,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from ktforge_plugins import Int4, Int8, KtAmx
 
 from ktforge import QuantPart, QuantUnit
 from ktforge.testing import check_layout, check_quantizer, expert
-from ktforge_plugins import Int4, Int8, KtAmx
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])

@@ -1,0 +1,37 @@
+# make demo and make test do everything on a fresh machine with Python 3.11 or newer and a C compiler.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+NATIVE := $(shell find native -name '*.[ch]') native/build.py
+WORKERS ?= 2
+
+.PHONY: demo test lint test-runtime clean
+
+demo: $(VENV)/.ktforge
+	$(BIN)/python demo/demo.py
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+test-runtime: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --no-deps kt-kernel==0.7.2 -r requirements/runtime.txt
+	$(BIN)/python -m pytest -m runtime
+
+# The extension is rebuilt when a C file or the metadata changed.
+$(VENV)/.ktforge: pyproject.toml setup.py $(NATIVE)
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.ktforge requirements/test.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/test.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo/out ktforge/_native*

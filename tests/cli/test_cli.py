@@ -1,0 +1,156 @@
+"""The command as a user meets it: output, exit codes, and never a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+
+import checkpoints
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+from typer.main import get_command
+
+from ktforge import Registry
+from ktforge.cli import app
+
+
+def ktforge(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "ktforge", *map(str, arguments)], capture_output=True, text=True,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )  # fmt: skip
+
+
+def refused(done, message):
+    assert done.returncode == 1, done.stderr
+    assert message in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def pipeline(source, tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(
+        f"loader: {{use: auto, path: {source}}}\npreprocess: [{{use: moe-to-bf16}}]\nquantize: {{use: int4}}\n"
+        f"layout: {{use: kt-amx}}\nwriter: {{use: safetensors, path: {tmp_path}/out}}\n"
+    )
+    return path
+
+
+def test_run(pipeline, out):
+    done = ktforge("run", pipeline, "--set", "layout.threadpool_count=4")
+    assert done.returncode == 0, done.stderr
+    assert "8 experts" in done.stdout and "converting" in done.stderr
+    assert "blk.0.ffn_up_exps.0.numa.3.weight" in checkpoints.load_output(out)
+    refused(ktforge("run", pipeline), "is not empty: choose another folder, or say --overwrite")
+    assert ktforge("run", pipeline, "--overwrite").returncode == 0
+
+
+def test_dry_run_writes_nothing(pipeline, out):
+    done = ktforge("run", pipeline, "--dry-run")
+    assert done.returncode == 0 and "compression" in done.stdout
+    assert not out.exists()
+
+
+def test_plan(pipeline):
+    done = ktforge("plan", pipeline)
+    assert done.returncode == 0
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.replace("peak memory", "memory").splitlines())
+    assert rows["model"].startswith("qwen3_moe, 4 experts in 2 layers")
+    assert rows["units"].startswith("29, 8 of them experts")
+    assert rows.keys() == {"model", "units", "source", "output", "compression", "memory"}
+    plan = json.loads(ktforge("plan", pipeline, "--json").stdout)
+    assert plan["problems"] == [] and plan["output_bytes"] == sum(f["bytes"] for f in plan["files"])
+
+
+def test_plan_shows_every_refusal(pipeline):
+    done = ktforge("plan", pipeline, "--set", "layout.threadpool_count=3")
+    refused(done, "counts that fit: 1, 2, 4")
+    done = ktforge("plan", pipeline, "--json", "--set", "layout.threadpool_count=3")
+    assert done.returncode == 1 and len(json.loads(done.stdout)["problems"]) == 1
+
+
+def convert(source, out, *more):
+    return ktforge("convert", "--input-path", source, "--output", out, "--quant-method", "int8", *more)
+
+
+def test_convert(source, out):
+    done = convert(source, out, "--input-type", "bf16", "--threadpool-count", "1", "--cpuinfer-threads", "60")
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((out / "ktforge_manifest.json").read_text())
+    assert manifest["threadpool_count"] == 1 and manifest["cpuinfer_threads"] == 60
+    assert manifest["formats"] == ["kt-amx-int8/1"]
+
+
+def test_convert_without_merging(source, out):
+    assert convert(source, out, "--no-merge-safetensor").returncode == 0
+    assert len(list(out.glob("_layer_1/_numa_1/INT8_down_3_*Byte_quant_.kt"))) == 1
+
+
+def test_print_pipeline_prints_what_would_run(source, out, tmp_path):
+    done = convert(source, out, "--print-pipeline", "--threadpool-count", "4")
+    assert done.returncode == 0 and not out.exists()
+    printed = YAML(typ="safe").load(done.stdout)
+    assert printed["layout"] == {"use": "kt-amx", "threadpool_count": 4, "non_experts": "rename"}
+    assert convert(source, out, "--threadpool-count", "4").returncode == 0
+    direct = checkpoints.load_output(out)
+    (tmp_path / "p.yaml").write_text(done.stdout)
+    assert ktforge("run", tmp_path / "p.yaml", "--overwrite").returncode == 0
+    again = checkpoints.load_output(out)
+    assert {n: a.tobytes() for n, a in again.items()} == {n: a.tobytes() for n, a in direct.items()}
+
+
+@pytest.mark.parametrize(("declared", "found"), [("fp8", "BF16"), ("fp16", "BF16")])
+def test_a_wrong_input_type_is_refused(source, out, declared, found):
+    refused(convert(source, out, "--input-type", declared), f"given as {declared}, but gate is {found}: say bf16")
+    assert not out.exists()
+
+
+def test_moe_to_bf16(tmp_path, out):
+    data = {n: a.astype(np.float16) if ".experts." in n else a for n, a in checkpoints.tensors().items()}
+    source = checkpoints.write(tmp_path / "fp16", data, checkpoints.config())
+    assert ktforge("moe-to-bf16", "--input-path", source, "--output", out).returncode == 0
+    made = checkpoints.load_output(out)
+    assert made.keys() == data.keys() and {a.dtype for a in made.values()} == {checkpoints.BF16}
+
+
+def test_plugins_schema_isa():
+    listed = [line.split()[:3] for line in ktforge("plugins").stdout.splitlines()[1:]]
+    assert listed == [[e.cls.name, e.cls.stage, e.distribution] for e in Registry.installed().entries()]
+    assert json.loads(ktforge("schema").stdout)["title"] == "ktforge pipeline"
+    assert ktforge("isa", KTFORGE_ISA="scalar").stdout.splitlines()[0].split() == ["scalar", "in", "use"]
+
+
+def test_a_forced_isa_that_is_not_there(source, out):
+    refused(ktforge("isa", KTFORGE_ISA="sse9"), "no instruction set 'sse9'; usable: scalar")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["nonsense"], ["convert", "--quant-method", "int5"], ["plan", "x.yaml", "--threads", "3"],
+     ["convert", "--input-path", "x", "--output", "y", "--quant-method", "int4", "--threadpool-count", "0"]],
+)  # fmt: skip
+def test_usage_errors_exit_with_2(arguments):
+    done = ktforge(*arguments)
+    assert done.returncode == 2 and "Usage: " in done.stderr
+
+
+def test_a_dense_model_is_called_one(tmp_path, out):
+    model, keys = checkpoints.architectures()["qwen2"]
+    data = {n: np.zeros(shape, checkpoints.BF16) for n, (_, shape) in keys.items()}
+    refused(convert(checkpoints.write(tmp_path / "qwen2", data, model), out), "this is a dense model (model_type qwen2")
+
+
+def test_an_absent_checkpoint(tmp_path, out):
+    refused(convert(tmp_path / "absent", out), "absent does not exist")
+
+
+def test_every_command_and_option_explains_itself():
+    root = get_command(app)
+    assert root.commands.keys() == {"run", "convert", "moe-to-bf16", "plan", "plugins", "schema", "isa"}
+    for name, command in root.commands.items():
+        assert command.help, name
+        for parameter in command.params:
+            assert parameter.help, (name, parameter.name)
+    assert all(name in ktforge("--help").stdout for name in root.commands)

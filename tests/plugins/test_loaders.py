@@ -1,0 +1,186 @@
+import json
+import pickle
+import subprocess
+import sys
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+from ktforge_plugins import AutoLoader, BinLoader, SafetensorsLoader
+
+from ktforge import CheckpointError
+
+
+def contents(loader) -> dict[str, np.ndarray]:
+    return {spec.name: loader.read(spec) for spec in loader.scan()}
+
+
+def same(loaded, expected) -> bool:
+    return loaded.keys() == expected.keys() and all(
+        loaded[n].dtype == a.dtype and loaded[n].shape == a.shape and loaded[n].tobytes() == a.tobytes()
+        for n, a in expected.items()
+    )
+
+
+def write_bin(folder, data, shards=1, index=True):
+    """pytorch_model*.bin beside whatever is in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(data)
+    files = ["pytorch_model.bin"]
+    if shards > 1:
+        files = [f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" for i in range(shards)]
+    for i, file in enumerate(files):
+        torch.save({n: checkpoints.as_torch(data[n]) for n in names[i::shards]}, folder / file)
+    if shards > 1 and index:
+        weight_map = {n: files[i % shards] for i, n in enumerate(names)}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(checkpoints.config()))
+    return folder
+
+
+MIXED = {
+    "a.scalar": np.array(3.5, np.float32),
+    "b.empty": np.empty((0, 4), np.float16),
+    "c.bytes": np.arange(7, dtype=np.uint8),
+    "d.long": np.arange(-3, 3),
+    "e.bf16": np.arange(12, dtype=np.float32).astype(checkpoints.BF16).reshape(3, 4),
+    "f.fp8": np.arange(4, dtype=np.float32).astype(checkpoints.F8),
+    "g.bool": np.array([True, False, True]),
+    "h.double": np.array([[1.5]]),
+}
+
+
+@pytest.mark.parametrize(("shards", "index"), [(1, False), (3, True), (3, False)])
+def test_safetensors_forms(tmp_path, shards, index):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config(), shards, index)
+    assert same(contents(SafetensorsLoader(path=folder)), MIXED)
+    assert same(contents(AutoLoader(path=folder)), MIXED)
+
+
+@pytest.mark.parametrize(("shards", "index"), [(1, False), (3, True), (3, False)])
+def test_bin_forms(tmp_path, shards, index):
+    folder = write_bin(tmp_path, MIXED, shards, index)
+    assert same(contents(BinLoader(path=folder)), MIXED)
+    assert same(contents(AutoLoader(path=folder)), MIXED)
+
+
+def test_views_of_a_bin_file_are_read_as_themselves(tmp_path):
+    base = torch.arange(24).reshape(4, 6)
+    torch.save({"whole": base, "row": base[2], "columns": base[:, 1:3]}, tmp_path / "pytorch_model.bin")
+    loaded = contents(BinLoader(path=tmp_path))
+    assert all(np.array_equal(loaded[n], t.numpy()) for n, t in torch.load(tmp_path / "pytorch_model.bin").items())
+
+
+def test_tensors_of_a_mapped_file_are_not_copied(source):
+    loader = SafetensorsLoader(path=source)
+    spec = next(s for s in loader.scan() if s.offset % 2 == 0)
+    array = loader.read(spec)
+    assert not array.flags.owndata and not array.flags.writeable
+
+
+def test_the_safetensors_path_does_not_import_torch(source, tmp_path):
+    arguments = ["convert", "--input-path", str(source), "--output", str(tmp_path / "out"), "--quant-method", "int4"]
+    script = (
+        f"import sys, ktforge.cli; ktforge.cli.app({arguments}, standalone_mode=False); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def refusal(loader) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        contents(loader)
+    return str(caught.value)
+
+
+def test_both_kinds_must_agree(tmp_path):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config())
+    write_bin(folder, MIXED)
+    assert same(contents(AutoLoader(path=folder)), MIXED)
+    write_bin(folder, {**MIXED, "c.bytes": np.arange(8, dtype=np.uint8)})
+    message = refusal(AutoLoader(path=folder))
+    assert "disagree (c.bytes differs)" in message and "{use: safetensors} or {use: bin}" in message
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config(), 3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    assert "names model-00002-of-00003.safetensors, which is missing" in refusal(AutoLoader(path=folder))
+
+
+def test_an_index_that_disagrees_is_refused(tmp_path):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config(), 2)
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["z.absent"] = "model-00001-of-00002.safetensors"
+    del content["weight_map"]["c.bytes"]
+    content["weight_map"]["d.long"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps(content))
+    message = refusal(SafetensorsLoader(path=folder))
+    assert "the index places z.absent in" in message
+    assert "holds c.bytes, which the index does not name" in message
+    assert "the index places d.long in" in message and "but it is in" in message
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config())
+    (folder / "model-copy.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert "a.scalar is in both" in refusal(SafetensorsLoader(path=folder))
+
+
+@pytest.mark.parametrize("where", ["../other.safetensors", "/etc/passwd"])
+def test_an_index_that_points_outside_is_refused(tmp_path, where):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config(), 2)
+    text = json.dumps({"weight_map": {"a.scalar": where}})
+    (folder / "model.safetensors.index.json").write_text(text)
+    assert "points outside its folder" in refusal(SafetensorsLoader(path=folder))
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_a_file_cut_short_is_refused(tmp_path, keep):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config())
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "model.safetensors is not a whole safetensors file" in refusal(SafetensorsLoader(path=folder))
+
+
+def test_a_bin_file_cut_short_is_refused(tmp_path):
+    folder = write_bin(tmp_path, MIXED)
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:-200])
+    assert "is not a whole torch.save archive" in refusal(BinLoader(path=folder))
+
+
+def test_a_pickle_that_calls_code_is_never_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    torch.save({"a": Bomb()}, tmp_path / "pytorch_model.bin")
+    assert "holds pickled objects other than tensors" in refusal(BinLoader(path=tmp_path))
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    assert "is not a whole torch.save archive" in refusal(BinLoader(path=tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("state", [[1, 2], {"state_dict": {"a": torch.zeros(1)}}, {1: torch.zeros(1)}])
+def test_a_bin_file_that_is_no_state_dict_is_refused(tmp_path, state):
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    assert "is not a plain state dict" in refusal(BinLoader(path=tmp_path))
+
+
+def test_folders_without_weights(tmp_path):
+    assert "has no weights: neither *.safetensors nor" in refusal(AutoLoader(path=tmp_path))
+    assert "has no *.safetensors files" in refusal(SafetensorsLoader(path=tmp_path))
+    assert "has no pytorch_model*.bin files" in refusal(BinLoader(path=tmp_path))
+    assert "does not exist" in refusal(AutoLoader(path=tmp_path / "absent"))
+    (tmp_path / "file").write_text("")
+    assert "is not a folder: give the folder that holds config.json" in refusal(AutoLoader(path=tmp_path / "file"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, "\xff"])
+def test_a_config_that_is_no_json_object(tmp_path, text):
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        AutoLoader(path=tmp_path).config()
