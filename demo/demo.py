@@ -1,4 +1,4 @@
-"""A conversion from beginning to end: makes a small FP8 MoE checkpoint, plans, converts, checks and shows the result."""
+"""A conversion from beginning to end: makes a small FP8 checkpoint, plans, converts, checks and shows what came out."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_broken_shard_is_not_skipped(tmp_path, out):
     source = checkpoints.write(tmp_path / "broken", checkpoints.tensors(), checkpoints.config(), 3)
     shard = source / "model-00002-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match="model-00002-of-00003.* is not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors is not a whole"):
         pipeline(source, out).run()
 
 
