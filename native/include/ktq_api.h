@@ -34,6 +34,19 @@ int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, i
  * n must be a multiple of 32, k of 64 (8 bits) or 128 (4 bits). */
 int ktq_kt_amx_pack(const int8_t *codes, size_t n, size_t k, int bits, int8_t *out);
 
+/* The inverse of ktq_kt_amx_pack: codes[n,k] from a packed weight. */
+int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t *codes);
+
+/* Quantisation of w[n,k] in groups of `group` columns (the last of a row may be shorter), `groups` of them a row:
+ * codes[n,k] of `bits` (4 or 8) bits, scales[n,groups], and zeros[n,groups], or NULL for symmetric codes.
+ * value = (code - zero) * scale (docs/formats/compressed-tensors.md). bf16_scales rounds scales to bf16 first. */
+int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int bf16_scales,
+              int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where);
+
+/* Codes of 4 bits, two a byte, low nibble first, each stored as code + 8; count must be even. */
+int ktq_nibbles_pack(const int8_t *codes, size_t count, uint8_t *out);
+int ktq_nibbles_unpack(const uint8_t *packed, size_t count, int8_t *codes);
+
 /* float8_e4m3fn times one float32 scale per block of block_rows x block_cols, rounded to the nearest bf16.
  * scale is row-major with scale_stride elements a row; the last block of a row or column may be cut short. */
 int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, size_t scale_stride, size_t block_rows,

@@ -3,9 +3,19 @@
 #include <string.h>
 
 #include "cpu.h"
+#include "scalar/absmax.h"
 #include "table.h"
 
-enum { TILE_ROWS = 16, STEP_ROWS = 32, TILE_BYTES = 1024, STEP_COLS_I8 = 64, STEP_COLS_I4 = 128, BLOCK_COLS = 3584 };
+enum {
+    TILE_ROWS = 16,
+    TILE_BYTES = 1024,
+    STEP_ROWS = 32,
+    STEP_COLS_I8 = 64,
+    STEP_COLS_I4 = 128,
+    BLOCK_ROWS_I8 = 64,
+    BLOCK_ROWS_I4 = 128,
+    BLOCK_COLS = 3584
+};
 
 static int always(void) { return 1; }
 
@@ -59,22 +69,86 @@ int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, i
     return KTQ_BAD_SHAPE;
 }
 
+struct shape {
+    size_t n, k;
+    int bits;
+};
+
+struct tile {
+    size_t index, row, col;
+};
+
+static size_t step_cols(const struct shape *s) { return s->bits == 8 ? STEP_COLS_I8 : STEP_COLS_I4; }
+
+static int fits(const struct shape *s) {
+    return (s->bits == 8 || s->bits == 4) && s->n % STEP_ROWS == 0 && s->k % step_cols(s) == 0;
+}
+
+static size_t tiles(const struct shape *s) { return s->n / TILE_ROWS * (s->k / step_cols(s)); }
+
 /* Blocks of rows, then blocks of columns, then steps of 32 rows, then steps of columns, then two tiles of 16 rows:
- * what the order amounts to is stated once, here, for every instruction set. */
+ * what the order amounts to is stated once, here, for packing and unpacking and every instruction set. */
+static void next_tile(const struct shape *s, struct tile *at) {
+    const size_t block_rows = s->bits == 8 ? BLOCK_ROWS_I8 : BLOCK_ROWS_I4;
+    const size_t row0 = at->row / block_rows * block_rows, col0 = at->col / BLOCK_COLS * BLOCK_COLS;
+    const size_t row1 = s->n - row0 < block_rows ? s->n : row0 + block_rows;
+    const size_t col1 = s->k - col0 < BLOCK_COLS ? s->k : col0 + BLOCK_COLS;
+    at->index++;
+    at->row += TILE_ROWS; /* the second half of the step */
+    if (at->row % STEP_ROWS != 0) return;
+    at->row -= STEP_ROWS;
+    at->col += step_cols(s);
+    if (at->col < col1) return;
+    at->col = col0;
+    at->row += STEP_ROWS;
+    if (at->row < row1) return;
+    at->row = row0;
+    at->col = col1;
+    if (at->col < s->k) return;
+    at->col = 0;
+    at->row = row1;
+}
+
 int ktq_kt_amx_pack(const int8_t *codes, size_t n, size_t k, int bits, int8_t *out) {
-    if (bits != 8 && bits != 4) return KTQ_BAD_SHAPE;
-    const size_t block_rows = bits == 8 ? 64 : 128;
-    const size_t step_cols = bits == 8 ? STEP_COLS_I8 : STEP_COLS_I4;
-    if (n % STEP_ROWS != 0 || k % step_cols != 0) return KTQ_BAD_SHAPE;
+    const struct shape shape = {n, k, bits};
+    if (!fits(&shape)) return KTQ_BAD_SHAPE;
     void (*tile)(const int8_t *, size_t, int8_t *) = bits == 8 ? table()->kt_amx_tile_i8 : table()->kt_amx_tile_i4;
-    for (size_t row0 = 0; row0 < n; row0 += block_rows)
-        for (size_t col0 = 0; col0 < k; col0 += BLOCK_COLS)
-            for (size_t row = row0; row < n && row < row0 + block_rows; row += STEP_ROWS)
-                for (size_t col = col0; col < k && col < col0 + BLOCK_COLS; col += step_cols)
-                    for (size_t half = 0; half < STEP_ROWS; half += TILE_ROWS) {
-                        tile(codes + (row + half) * k + col, k, out);
-                        out += TILE_BYTES;
-                    }
+    for (struct tile at = {0}; at.index < tiles(&shape); next_tile(&shape, &at))
+        tile(codes + at.row * k + at.col, k, out + at.index * TILE_BYTES);
+    return KTQ_OK;
+}
+
+int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t *codes) {
+    const struct shape shape = {n, k, bits};
+    if (!fits(&shape)) return KTQ_BAD_SHAPE;
+    void (*untile)(const int8_t *, size_t, int8_t *) = bits == 8 ? table()->kt_amx_untile_i8 : table()->kt_amx_untile_i4;
+    for (struct tile at = {0}; at.index < tiles(&shape); next_tile(&shape, &at))
+        untile(packed + at.index * TILE_BYTES, k, codes + at.row * k + at.col);
+    return KTQ_OK;
+}
+
+int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int bf16_scales,
+              int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where) {
+    if (stride < k || group == 0 || (bits != 4 && bits != 8)) return KTQ_BAD_SHAPE;
+    const ktq_grid grid = {bits, zeros == NULL, bf16_scales};
+    for (size_t row = 0; row < n; row++, w += stride, codes += k)
+        for (size_t col = 0; col < k; col += group) {
+            size_t count = k - col < group ? k - col : group;
+            if (table()->group(w + col, count, &grid, codes + col, scales++, zeros ? zeros++ : NULL) != KTQ_OK)
+                return ktq_not_finite(w, k, row, where);
+        }
+    return KTQ_OK;
+}
+
+int ktq_nibbles_pack(const int8_t *codes, size_t count, uint8_t *out) {
+    if (count % 2 != 0) return KTQ_BAD_SHAPE;
+    table()->nibbles_pack(codes, count, out);
+    return KTQ_OK;
+}
+
+int ktq_nibbles_unpack(const uint8_t *packed, size_t count, int8_t *codes) {
+    if (count % 2 != 0) return KTQ_BAD_SHAPE;
+    table()->nibbles_unpack(packed, count, codes);
     return KTQ_OK;
 }
 

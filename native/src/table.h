@@ -5,6 +5,13 @@
 
 #include "api.h"
 
+/* What the codes of a group may be. */
+typedef struct ktq_grid {
+    int bits;
+    int symmetric;
+    int bf16_scales;
+} ktq_grid;
+
 typedef struct ktq_table {
     const char *name;
     int (*absmax_i8)(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);
@@ -14,10 +21,16 @@ typedef struct ktq_table {
     void (*fp8_row)(const uint8_t *, size_t, float, uint16_t *);
     void (*f16_row)(const uint16_t *, size_t, uint16_t *);
     void (*f32_row)(const float *, size_t, uint16_t *);
+    void (*kt_amx_untile_i8)(const int8_t *, size_t, int8_t *);
+    void (*kt_amx_untile_i4)(const int8_t *, size_t, int8_t *);
+    int (*group)(const uint16_t *, size_t, const ktq_grid *, int8_t *, float *, int8_t *);
+    void (*nibbles_pack)(const int8_t *, size_t, uint8_t *);
+    void (*nibbles_unpack)(const uint8_t *, size_t, int8_t *);
 } ktq_table;
 
 /* Declares the functions of one instruction set. Each tile function turns 16 rows of codes, `stride` apart, into
- * one 1024-byte tile; each row function converts one run of values. */
+ * one 1024-byte tile, and each untile function a tile into rows; each row function converts one run of values;
+ * group quantises one run of weights. */
 #define KTQ_DECLARE(isa)                                                                                              \
     int ktq_##isa##_absmax_i8(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);       \
     int ktq_##isa##_absmax_i4(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);       \
@@ -26,6 +39,11 @@ typedef struct ktq_table {
     void ktq_##isa##_fp8_row(const uint8_t *, size_t, float, uint16_t *);                                             \
     void ktq_##isa##_f16_row(const uint16_t *, size_t, uint16_t *);                                                   \
     void ktq_##isa##_f32_row(const float *, size_t, uint16_t *);                                                      \
+    void ktq_##isa##_kt_amx_untile_i8(const int8_t *, size_t, int8_t *);                                              \
+    void ktq_##isa##_kt_amx_untile_i4(const int8_t *, size_t, int8_t *);                                              \
+    int ktq_##isa##_group(const uint16_t *, size_t, const ktq_grid *, int8_t *, float *, int8_t *);                   \
+    void ktq_##isa##_nibbles_pack(const int8_t *, size_t, uint8_t *);                                                 \
+    void ktq_##isa##_nibbles_unpack(const uint8_t *, size_t, int8_t *);                                               \
     extern const ktq_table ktq_##isa##_table
 
 #define KTQ_DEFINE_TABLE(isa)                                                                                         \
@@ -36,7 +54,12 @@ typedef struct ktq_table {
                                          ktq_##isa##_kt_amx_tile_i4,                                                  \
                                          ktq_##isa##_fp8_row,                                                         \
                                          ktq_##isa##_f16_row,                                                         \
-                                         ktq_##isa##_f32_row}
+                                         ktq_##isa##_f32_row,                                                         \
+                                         ktq_##isa##_kt_amx_untile_i8,                                                \
+                                         ktq_##isa##_kt_amx_untile_i4,                                                \
+                                         ktq_##isa##_group,                                                           \
+                                         ktq_##isa##_nibbles_pack,                                                    \
+                                         ktq_##isa##_nibbles_unpack}
 
 KTQ_DECLARE(scalar);
 #if defined(__x86_64__)

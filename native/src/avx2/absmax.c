@@ -3,27 +3,12 @@
 
 #include "../scalar/absmax.h"
 #include "../table.h"
-
-/* Signed saturation of rint(w * inverse) for 16 weights, in their own order: interleaving with zeros both widens a
- * bf16 to float32 and leaves the two halves just as packs wants them back. */
-static inline __m256i codes16(const uint16_t *w, __m256 inverse) {
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i v = _mm256_loadu_si256((const __m256i *)w);
-    __m256 lo = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, v));
-    __m256 hi = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, v));
-    return _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(lo, inverse)),
-                              _mm256_cvtps_epi32(_mm256_mul_ps(hi, inverse)));
-}
+#include "widen.h"
 
 /* Rounds 8-bit codes to a multiple of 16, half away from zero, and divides by 16. */
 static inline __m256i nibbles16(__m256i codes) {
     __m256i magnitude = _mm256_srli_epi16(_mm256_add_epi16(_mm256_abs_epi16(codes), _mm256_set1_epi16(8)), 4);
     return _mm256_sign_epi16(magnitude, codes);
-}
-
-static inline void store32(int8_t *out, __m256i first, __m256i second) {
-    __m256i bytes = _mm256_packs_epi16(first, second);
-    _mm256_storeu_si256((__m256i *)out, _mm256_permute4x64_epi64(bytes, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 
 static uint16_t absmax_bits(const uint16_t *w, size_t k) {
@@ -56,7 +41,7 @@ int ktq_avx2_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int
         size_t j = 0;
         if (isfinite(inverse)) { /* otherwise products may be infinite or NaN, and cvtps knows no clamp */
             const __m256 inv = _mm256_set1_ps(inverse);
-            for (; j + 32 <= k; j += 32) store32(codes + j, codes16(w + j, inv), codes16(w + j + 16, inv));
+            for (; j + 32 <= k; j += 32) ktq_store32(codes + j, ktq_codes16(w + j, inv), ktq_codes16(w + j + 16, inv));
         }
         for (; j < k; j++) codes[j] = (int8_t)ktq_code_i8(ktq_f32_of_bf16(w[j]), inverse);
     }
@@ -74,7 +59,7 @@ int ktq_avx2_absmax_i4(const uint16_t *w, size_t n, size_t k, size_t stride, int
         if (isfinite(inverse)) {
             const __m256 inv = _mm256_set1_ps(inverse);
             for (; j + 32 <= k; j += 32)
-                store32(codes + j, nibbles16(codes16(w + j, inv)), nibbles16(codes16(w + j + 16, inv)));
+                ktq_store32(codes + j, nibbles16(ktq_codes16(w + j, inv)), nibbles16(ktq_codes16(w + j + 16, inv)));
         }
         for (; j < k; j++) codes[j] = (int8_t)ktq_code_i4(ktq_f32_of_bf16(w[j]), inverse);
     }

@@ -46,3 +46,31 @@ void ktq_avx2_kt_amx_tile_i4(const int8_t *codes, size_t stride, int8_t *tile) {
             transpose8(r, tile + 512 * half + 32 * rows);
         }
 }
+
+void ktq_avx2_kt_amx_untile_i8(const int8_t *tile, size_t stride, int8_t *codes) {
+    for (int rows = 0; rows < 2; rows++)
+        for (int half = 0; half < 2; half++) {
+            __m256i r[8];
+            int8_t out[8 * 64];
+            for (int i = 0; i < 8; i++)
+                r[i] = _mm256_loadu_si256((const __m256i *)(tile + 512 * half + 64 * i + 32 * rows));
+            transpose8(r, out);
+            for (int i = 0; i < 8; i++)
+                _mm256_storeu_si256((__m256i *)(codes + (size_t)(8 * rows + i) * stride + 32 * half),
+                                    _mm256_loadu_si256((const __m256i *)(out + 64 * i)));
+        }
+}
+
+void ktq_avx2_kt_amx_untile_i4(const int8_t *tile, size_t stride, int8_t *codes) {
+    const __m256i low = _mm256_set1_epi8(0x0F), eight = _mm256_set1_epi8(8);
+    int8_t bytes[16 * 64];
+    ktq_avx2_kt_amx_untile_i8(tile, 64, bytes);
+    for (int row = 0; row < 16; row++)
+        for (int half = 0; half < 64; half += 32) {
+            __m256i v = _mm256_loadu_si256((const __m256i *)(bytes + 64 * row + half));
+            __m256i lo = _mm256_and_si256(v, low), hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
+            int8_t *c = codes + (size_t)row * stride + half;
+            _mm256_storeu_si256((__m256i *)c, _mm256_sub_epi8(_mm256_xor_si256(lo, eight), eight));
+            _mm256_storeu_si256((__m256i *)(c + 64), _mm256_sub_epi8(_mm256_xor_si256(hi, eight), eight));
+        }
+}

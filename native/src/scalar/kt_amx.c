@@ -3,6 +3,7 @@
 
 #include "../table.h"
 
+/* The transposition is its own inverse but for the strides. */
 enum { ROWS = 16, WORDS = 16, WORD_BYTES = 4, HALF = 64 };
 
 void ktq_scalar_kt_amx_tile_i8(const int8_t *codes, size_t stride, int8_t *tile) {
@@ -21,4 +22,25 @@ void ktq_scalar_kt_amx_tile_i4(const int8_t *codes, size_t stride, int8_t *tile)
             bytes[row * HALF + j] = (int8_t)((c[0] & 0x0F) | ((c[HALF] & 0x0F) << 4));
         }
     ktq_scalar_kt_amx_tile_i8(bytes, HALF, tile);
+}
+
+void ktq_scalar_kt_amx_untile_i8(const int8_t *tile, size_t stride, int8_t *codes) {
+    for (int row = 0; row < ROWS; row++)
+        for (int word = 0; word < WORDS; word++)
+            memcpy(codes + (size_t)row * stride + word * WORD_BYTES, tile + (word * ROWS + row) * WORD_BYTES,
+                   WORD_BYTES);
+}
+
+static int8_t code_of_nibble(unsigned nibble) { return (int8_t)((int)(nibble ^ 8u) - 8); }
+
+void ktq_scalar_kt_amx_untile_i4(const int8_t *tile, size_t stride, int8_t *codes) {
+    int8_t bytes[ROWS * HALF];
+    ktq_scalar_kt_amx_untile_i8(tile, HALF, bytes);
+    for (int row = 0; row < ROWS; row++)
+        for (int j = 0; j < HALF; j++) {
+            unsigned byte = (uint8_t)bytes[row * HALF + j];
+            int8_t *c = codes + (size_t)row * stride + j;
+            c[0] = code_of_nibble(byte & 15u);
+            c[HALF] = code_of_nibble(byte >> 4);
+        }
 }

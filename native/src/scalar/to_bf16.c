@@ -3,12 +3,6 @@
 
 #include "../table.h"
 
-static uint16_t bf16_of_f32(float value) {
-    uint32_t bits = ktq_bits_of_f32(value);
-    if (isnan(value)) return (uint16_t)(bits >> 16 | 0x0040u); /* quiet, and never rounded to infinity */
-    return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
 /* e4m3fn: bias 7, no infinity, NaN only at 0x7F and 0xFF. Its exponent and mantissa, moved to those of a float32,
  * stand for the value times 2^-120 (the biases differ by 120): one exact product mends that, subnormals included. */
 static float f32_of_fp8(uint8_t bits) {
@@ -26,13 +20,13 @@ static float f32_of_f16(uint16_t bits) {
 }
 
 void ktq_scalar_fp8_row(const uint8_t *x, size_t count, float scale, uint16_t *out) {
-    for (size_t i = 0; i < count; i++) out[i] = bf16_of_f32(f32_of_fp8(x[i]) * scale);
+    for (size_t i = 0; i < count; i++) out[i] = ktq_bf16_of_f32(f32_of_fp8(x[i]) * scale);
 }
 
 void ktq_scalar_f16_row(const uint16_t *x, size_t count, uint16_t *out) {
-    for (size_t i = 0; i < count; i++) out[i] = bf16_of_f32(f32_of_f16(x[i]));
+    for (size_t i = 0; i < count; i++) out[i] = ktq_bf16_of_f32(f32_of_f16(x[i]));
 }
 
 void ktq_scalar_f32_row(const float *x, size_t count, uint16_t *out) {
-    for (size_t i = 0; i < count; i++) out[i] = bf16_of_f32(x[i]);
+    for (size_t i = 0; i < count; i++) out[i] = ktq_bf16_of_f32(x[i]);
 }
