@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ktforge.hookspecs import hookimpl
     from ktforge.output import open_folder
     from ktforge.pipeline import Pipeline, Runtime
-    from ktforge.plan import Plan
+    from ktforge.plan import Plan, Result
     from ktforge.registry import Registry
+    from ktforge.rules import Rule
     from ktforge.stages import Layout, Loader, Preprocessor, Quantizer, Sink, Writer
     from ktforge.tensors import (
         Demand,
@@ -62,6 +63,8 @@ _HOMES = {
     "QuantUnit": "tensors",
     "Quantizer": "stages",
     "Registry": "registry",
+    "Result": "plan",
+    "Rule": "rules",
     "Runtime": "pipeline",
     "Sink": "stages",
     "SourceFile": "tensors",
@@ -97,6 +100,8 @@ __all__ = [
     "QuantUnit",
     "Quantizer",
     "Registry",
+    "Result",
+    "Rule",
     "Runtime",
     "Sink",
     "SourceFile",

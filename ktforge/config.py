@@ -14,8 +14,9 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
 from ktforge.errors import ConfigError
-from ktforge.pipeline import Pipeline, Runtime
+from ktforge.pipeline import KEEP, Pipeline, Runtime
 from ktforge.registry import Registry
+from ktforge.rules import Rule
 from ktforge.stages import STAGES, Stage
 
 Key = str | int
@@ -127,6 +128,9 @@ class _Builder:
             value = self.data.get(key)
             if value is None:
                 continue
+            if key == "quantize" and isinstance(value, dict) and "rules" in value:
+                fields["rules"] = self._rules(value["rules"])
+                value = {k: v for k, v in value.items() if k != "rules"}
             if key != "preprocess":
                 fields[key] = self._stage(key, value, (key,))
             elif isinstance(value, list):
@@ -145,6 +149,25 @@ class _Builder:
                 self._problem(problem["loc"], _message(problem))
         self._raise()
         raise AssertionError("a failed pipeline without a problem")
+
+    def _rules(self, rules: Any) -> list[Rule | None]:
+        path: tuple[Key, ...] = ("quantize", "rules")
+        if not isinstance(rules, list):
+            self._problem(path, "must be a list of {match: PATTERN, use: QUANTIZER or keep, …}")
+            return []
+        return [self._rule(rule, (*path, i)) for i, rule in enumerate(rules)]
+
+    def _rule(self, rule: Any, path: tuple[Key, ...]) -> Rule | None:
+        if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):
+            self._problem(path, "must say what it is for, such as {match: '*.down_proj.weight', use: int8}")
+            return None
+        rest = {k: v for k, v in rule.items() if k != "match"}
+        quantizer = None if rest == {"use": KEEP} else self._stage("quantize", rest, path)
+        try:
+            return Rule(match=rule["match"], quantizer=quantizer)  # type: ignore[arg-type]
+        except ValidationError as error:
+            self._problem((*path, "match"), _message(error.errors()[0]))
+            return None
 
     def _stage(self, key: str, value: Any, path: tuple[Key, ...]) -> Stage | None:
         if not isinstance(value, dict) or not isinstance(value.get("use"), str):
@@ -230,6 +253,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         name = f"{entry.cls.stage}-{entry.cls.name}"
         definitions[name] = schema
         choices[entry.cls.stage].append({"$ref": f"#/$defs/{name}"})
+    _add_rules(definitions, [e.cls.name for e in registry.entries() if e.cls.stage == "quantize"])
     properties: dict[str, Any] = {"version": {"const": 1}}
     for key in _STAGE_KEYS:
         one = {"oneOf": choices[key]}
@@ -244,3 +268,14 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         "properties": properties,
         "$defs": definitions,
     }
+
+
+def _add_rules(definitions: dict[str, Any], quantizers: list[str]) -> None:
+    """Lets every quantizer of a schema carry ``rules``, each of which names a quantizer or ``keep``."""
+    rule = {
+        "type": "object",
+        "properties": {"match": {"type": "string"}, "use": {"enum": [*quantizers, KEEP]}},
+        "required": ["match", "use"],
+    }
+    for name in quantizers:
+        definitions[f"quantize-{name}"]["properties"]["rules"] = {"type": "array", "items": rule}

@@ -68,12 +68,13 @@ def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:
     units = iter((_load(pipeline.loader, planned.source),))
     for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
         units = _preprocess(stage, units, expected)
-    for result, unit in zip(planned.results, units, strict=True):
-        if result.quant is None:
-            for role, tensor in (result.renamed or {}).items():
-                sink.write(tensor, unit.tensors[role])
-        else:
-            _pack(plan, result, unit, sink)
+    for results, unit in zip(planned.results, units, strict=True):
+        for result in results:
+            if result.quant is None:
+                for role, tensor in (result.renamed or {}).items():
+                    sink.write(tensor, unit.tensors[role])
+            else:
+                _pack(plan, result, unit, sink)
 
 
 def _load(loader: Loader, spec: UnitSpec) -> Unit:
@@ -102,7 +103,7 @@ def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[U
 
 
 def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink) -> None:
-    quantizer, layout = plan.pipeline.quantize, plan.pipeline.layout
+    quantizer, layout = result.quantizer, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
     with blame(quantizer, result.unit.name):
         quantised = quantizer.quantize(unit, result.quant)

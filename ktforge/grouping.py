@@ -76,9 +76,11 @@ def canonical(name: str) -> str:
 def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     """Groups a checkpoint's tensors into units and checks them against config.json.
 
-    Raises CheckpointError for a dense model and for experts under names that no architecture file knows.
+    A dense model has no experts. Raises CheckpointError for experts under names that no architecture file knows.
     """
     architecture = _choose(specs, model)
+    if architecture is None:
+        return Grouping(others=list(_plain_units(specs)))
     pattern = architecture.pattern()
     projection_of = {theirs: ours for ours, theirs in architecture.projections.items()}
     experts: dict[tuple[int, int], dict[str, TensorSpec]] = {}
@@ -109,13 +111,10 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     return result
 
 
-def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture:
-    """The architecture whose pattern matches, that of the ``model_type`` first."""
+def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | None:
+    """The architecture whose pattern matches, that of the ``model_type`` first; None for a dense model."""
     if model.experts == 0:
-        kind = f"model_type {model.model_type}" if model.model_type else "no model_type"
-        raise CheckpointError(
-            f"this is a dense model ({kind}; config.json names no experts): there are no MoE experts to convert"
-        )
+        return None
     candidates = sorted(architectures(), key=lambda a: model.model_type not in a.model_types)
     for architecture in candidates:
         pattern = architecture.pattern()

@@ -76,6 +76,59 @@ def kt_amx_pack(codes: np.ndarray, bits: int, out: np.ndarray) -> None:
     _require(status == lib.KTQ_OK, f"[{n}, {k}] does not divide into tiles of {bits} bits")
 
 
+def kt_amx_unpack(packed: np.ndarray, shape: tuple[int, int], bits: int) -> np.ndarray:
+    """The inverse of :func:`kt_amx_pack`: int8 codes [n, k] from int8 ``packed`` [n * k * bits / 8]."""
+    n, k = shape
+    _require(bits in (4, 8) and _is(packed, np.int8, (n * k * bits // 8,)), "packed must be int8 [n * k * bits / 8]")
+    codes = np.empty(shape, np.int8)
+    status = lib.ktq_kt_amx_unpack(_pointer(packed, "int8_t *"), n, k, bits, _pointer(codes, "int8_t *"))
+    _require(status == lib.KTQ_OK, f"[{n}, {k}] does not divide into tiles of {bits} bits")
+    return codes
+
+
+def group(
+    weight: np.ndarray, bits: int, group_size: int, bf16_scales: bool, codes: np.ndarray, scales: np.ndarray,
+    zeros: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    """Quantises bf16 ``weight`` [n, k] in groups of ``group_size`` columns to int8 ``codes`` [n, k].
+
+    ``scales`` is float32 [n, ceil(k / group_size)], its values rounded to bf16 if ``bf16_scales``; ``zeros`` int8 of
+    the same shape for asymmetric codes, None for symmetric ones. value = (code - zero) * scale.
+    Raises NotFinite, ValueError for arrays that do not fit.
+    """
+    _require(weight.ndim == 2 and weight.dtype == BF16, "weight must be bf16 [n, k]")
+    _require(bits in (4, 8) and group_size > 0, "bits must be 4 or 8, and a group must have columns")
+    n, k = weight.shape
+    stride = _row_stride(weight)
+    groups = (n, -(-k // group_size))
+    _require(_is(codes, np.int8, (n, k)), "codes must be contiguous int8 [n, k]")
+    _require(_is(scales, np.float32, groups), f"scales must be contiguous float32 {list(groups)}")
+    _require(zeros is None or _is(zeros, np.int8, groups), f"zeros must be contiguous int8 {list(groups)}")
+    where = ffi.new("struct ktq_where *")
+    status = lib.ktq_group(
+        _pointer(weight, "uint16_t *"), n, k, stride, bits, group_size, bf16_scales, _pointer(codes, "int8_t *"),
+        _pointer(scales, "float *"), ffi.NULL if zeros is None else _pointer(zeros, "int8_t *"), where,
+    )  # fmt: skip
+    if status == lib.KTQ_NOT_FINITE:
+        raise NotFinite(where.row, where.col)
+    _require(status == lib.KTQ_OK, "weight cannot be quantised so")
+
+
+def nibbles_pack(codes: np.ndarray, out: np.ndarray) -> None:
+    """int8 ``codes`` of 4 bits, an even number of them, two a byte into ``out``: low nibble first, each as code + 8."""
+    _require(codes.size % 2 == 0 and _is(codes, np.int8, codes.shape), "codes must be contiguous int8, even in number")
+    _require(out.nbytes * 2 == codes.size and out.flags.c_contiguous, "out must have one byte for two codes")
+    lib.ktq_nibbles_pack(_pointer(codes, "int8_t *"), codes.size, _pointer(out, "uint8_t *"))
+
+
+def nibbles_unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The inverse of :func:`nibbles_pack`: int8 codes of ``shape``."""
+    codes = np.empty(shape, np.int8)
+    _require(packed.nbytes * 2 == codes.size and packed.flags.c_contiguous, "packed must have one byte for two codes")
+    lib.ktq_nibbles_unpack(_pointer(packed, "uint8_t *"), codes.size, _pointer(codes, "int8_t *"))
+    return codes
+
+
 def fp8_to_bf16(weight: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """float8_e4m3fn ``weight`` [n, k] times float32 ``scale`` [ceil(n / block[0]), ceil(k / block[1])], as bf16."""
     _require(weight.ndim == 2 and _is(weight, F8_E4M3, weight.shape), "weight must be contiguous float8_e4m3fn [n, k]")

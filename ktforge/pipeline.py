@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
 
+from ktforge.rules import Rule
 from ktforge.stages import Layout, Loader, Preprocessor, Quantizer, Stage, Writer
 
 if TYPE_CHECKING:
     from ktforge.plan import Plan
     from ktforge.registry import Registry
+
+
+#: What a rule uses instead of a quantizer to leave a weight as it is.
+KEEP = "keep"
 
 
 class Runtime(BaseModel):
@@ -22,13 +27,18 @@ class Runtime(BaseModel):
 
 
 class Pipeline(BaseModel):
-    """loader → preprocess → quantize → layout → writer. Without quantize and layout it only converts."""
+    """loader → preprocess → quantize → layout → writer. Without quantize and layout it only converts.
+
+    ``rules`` say which weights get another quantizer than ``quantize``, or none. Where none matches, a MoE model's
+    routed experts are quantised, and a dense model's linear weights but lm_head and embeddings.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: Literal[1] = 1
     loader: InstanceOf[Loader]
     preprocess: tuple[InstanceOf[Preprocessor], ...] = ()
     quantize: InstanceOf[Quantizer] | None = None
+    rules: tuple[Rule, ...] = ()
     layout: InstanceOf[Layout] | None = None
     writer: InstanceOf[Writer]
     runtime: Runtime = Runtime()
@@ -37,6 +47,8 @@ class Pipeline(BaseModel):
     def _quantize_with_layout(self) -> Pipeline:
         if (self.quantize is None) != (self.layout is None):
             raise ValueError("quantize and layout go together: give both, or neither to convert without quantising")
+        if self.rules and self.quantize is None:
+            raise ValueError("rules say what is quantised, and there is no quantize")
         return self
 
     def stages(self) -> Iterator[Stage]:
@@ -52,6 +64,7 @@ class Pipeline(BaseModel):
             update={
                 "preprocess": tuple(s.bind(config) for s in self.preprocess),
                 "quantize": self.quantize and self.quantize.bind(config),
+                "rules": tuple(_bound(r, config) for r in self.rules),
                 "layout": self.layout and self.layout.bind(config),
             }
         )
@@ -85,9 +98,17 @@ class Pipeline(BaseModel):
             named["preprocess"] = [_named(s) for s in self.preprocess]
         if self.quantize and self.layout:
             named["quantize"], named["layout"] = _named(self.quantize), _named(self.layout)
+            if self.rules:
+                named["quantize"]["rules"] = [
+                    {"match": r.match, **(_named(r.quantizer) if r.quantizer else {"use": KEEP})} for r in self.rules
+                ]
         named["writer"] = _named(self.writer)
         runtime = self.runtime.model_dump(exclude_none=True)
         return {**named, "runtime": runtime} if runtime else named
+
+
+def _bound(rule: Rule, config: Mapping[str, Any]) -> Rule:
+    return rule.model_copy(update={"quantizer": rule.quantizer and rule.quantizer.bind(config)})
 
 
 def _named(stage: Stage) -> dict[str, Any]:

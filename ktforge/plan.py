@@ -14,7 +14,8 @@ from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_shapes, group
 from ktforge.modelconfig import ModelConfig, read_model_config
 from ktforge.registry import blame
-from ktforge.stages import Preprocessor
+from ktforge.rules import Targets
+from ktforge.stages import Preprocessor, Quantizer
 from ktforge.tensors import FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Result:
     """
 
     unit: UnitSpec
+    quantizer: Quantizer | None = None
     quant: QuantSpec | None = None
     packed: PackedSpec | None = None
     renamed: Mapping[str, TensorSpec] | None = None
@@ -42,11 +44,18 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PlannedUnit:
-    """A unit as the loader finds it, the units that each preprocessor makes of it, and their results."""
+    """A unit as the loader finds it, the units that each preprocessor makes of it, and the last ones' results.
+
+    A unit has several results where rules treat its projections differently.
+    """
 
     source: UnitSpec
     steps: tuple[tuple[UnitSpec, ...], ...]
-    results: tuple[Result, ...]
+    results: tuple[tuple[Result, ...], ...]
+
+    @property
+    def outputs(self) -> Iterator[TensorSpec]:
+        return (tensor for results in self.results for result in results for tensor in result.outputs)
 
     @property
     def working_bytes(self) -> int:
@@ -56,7 +65,7 @@ class PlannedUnit:
         for step in self.steps:
             total += sum(u.nbytes for u in step if u not in before)
             before = step
-        for result in self.results:
+        for result in (r for results in self.results for r in results):
             total += sum(t.nbytes for t in result.outputs) if result.packed else 0
             total += sum(p.shape[0] * p.shape[1] for p in result.quant.parts) if result.quant else 0
         return total
@@ -100,12 +109,12 @@ class Plan:
     @cached_property
     def formats(self) -> tuple[str, ...]:
         """The layouts' formats in the output, such as kt-amx-int4/1."""
-        return tuple(sorted({r.packed.format for u in self.units for r in u.results if r.packed}))
+        return tuple(sorted({r.packed.format for r in _results(self.units) if r.packed}))
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
         """The quantizers' methods, such as absmax-int4/1."""
-        return tuple(sorted({r.quant.method for u in self.units for r in u.results if r.quant}))
+        return tuple(sorted({r.quant.method for r in _results(self.units) if r.quant}))
 
     def peak_memory(self, workers: int) -> int:
         """Bytes of all units in flight at the worst moment; the interpreter and its libraries come on top."""
@@ -123,29 +132,34 @@ def make_plan(pipeline: Pipeline) -> Plan:
         specs = list(loader.scan())
         side_files, sources = tuple(loader.side_files()), tuple(loader.sources())
     model = read_model_config(config)
+    if model.experts == 0 and (pipeline.layout is None or pipeline.layout.experts_only):
+        raise CheckpointError(_dense_message(model, pipeline))
     grouping = group(specs, model)
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
     with_extra = pipeline.layout is None
     problems = grouping.problems
     bound = pipeline.bound(config)
+    targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
     units = []
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
     for unit in grouping.ordered(with_extra):
         try:
-            planned = _plan_unit(bound, unit, model)
+            planned = _plan_unit(bound, unit, model, targets)
         except Unsupported as refusal:
             for problem in refusal.problems:
                 problems.add(problem, unit.name)
             continue
-        if any(r.outputs for r in planned.results):
+        if any(planned.outputs):
             units.append(planned)
         else:
             left_out.extend(unit.tensors.values())
+    for pattern in targets.unused():
+        problems.add(f"the rule {pattern!r} matches no weight that can be quantised, or comes behind one that does")
     files = _plan_files(bound, units, problems) if not problems.lines() else ()
     edited: Mapping[str, Any] = config
     for stage in bound.stages():
         with blame(stage, "config.json"):
-            edited = stage.edit_config(edited)
+            edited = stage.edit_config(edited, list(_results(units)))
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(pipeline, config, edited), side_files, sources,
         tuple(left_out), problems.lines(),
@@ -154,7 +168,13 @@ def make_plan(pipeline: Pipeline) -> Plan:
     return replace(plan, problems=(*plan.problems, shortage)) if shortage else plan
 
 
-def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> PlannedUnit:
+def _dense_message(model: ModelConfig, pipeline: Pipeline) -> str:
+    kind = f"model_type {model.model_type}" if model.model_type else "no model_type"
+    mend = f", and the layout {pipeline.layout.name} holds nothing else; others do" if pipeline.layout else ""
+    return f"this is a dense model ({kind}; config.json names no experts): there are no MoE experts to convert{mend}"
+
+
+def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets: Targets) -> PlannedUnit:
     steps: list[tuple[UnitSpec, ...]] = []
     units: tuple[UnitSpec, ...] = (source,)
     for stage in pipeline.preprocess:
@@ -166,7 +186,7 @@ def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> Plan
             wrong = list(check_shapes(unit, model))
             if wrong:
                 raise Unsupported(*wrong)
-        results.append(_plan_result(pipeline, unit))
+        results.append(tuple(_plan_result(pipeline, quantizer, piece) for quantizer, piece in targets.split(unit)))
     return PlannedUnit(source, tuple(steps), tuple(results))
 
 
@@ -175,15 +195,15 @@ def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:
         return stage.plan(unit)
 
 
-def _plan_result(pipeline: Pipeline, unit: UnitSpec) -> Result:
-    quantizer, layout = pipeline.quantize, pipeline.layout
-    if quantizer is not None and layout is not None and unit.is_expert:
+def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec) -> Result:
+    layout = pipeline.layout
+    if quantizer is not None and layout is not None:
         with blame(layout, unit.name):
             demand = layout.demand(unit)
         with blame(quantizer, unit.name):
             quant = quantizer.plan(unit, demand)
         with blame(layout, unit.name):
-            return Result(unit, quant, layout.plan(quant))
+            return Result(unit, quantizer, quant, layout.plan(quant))
     renamed = {}
     for role, tensor in unit.tensors.items():
         name: str | None = tensor.name
@@ -198,11 +218,9 @@ def _plan_result(pipeline: Pipeline, unit: UnitSpec) -> Result:
 def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Problems) -> Sequence[FileSpec]:
     origin: dict[str, str] = {}
     outputs = []
-    formats: set[str] = set()
-    for unit, result in _results(units):
-        if result.packed:
-            formats.add(result.packed.format)
-        for tensor in result.outputs:
+    formats = {r.packed.format for r in _results(units) if r.packed}
+    for unit in units:
+        for tensor in unit.outputs:
             if tensor.name in origin:
                 problems.add(f"{origin[tensor.name]} and {unit.source.name} would both be called {tensor.name}")
             origin[tensor.name] = unit.source.name
@@ -217,10 +235,8 @@ def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Prob
         return ()
 
 
-def _results(units: Sequence[PlannedUnit]) -> Iterator[tuple[PlannedUnit, Result]]:
-    for unit in units:
-        for result in unit.results:
-            yield unit, result
+def _results(units: Sequence[PlannedUnit]) -> Iterator[Result]:
+    return (result for unit in units for results in unit.results for result in results)
 
 
 def _config_json(pipeline: Pipeline, config: Mapping[str, Any], edited: Mapping[str, Any]) -> bytes | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from ktforge.errors import Unsupported
 from ktforge.tensors import (
     Demand,
     FileSpec,
@@ -26,7 +27,7 @@ from ktforge.tensors import (
 )
 
 if TYPE_CHECKING:
-    from ktforge.plan import Plan
+    from ktforge.plan import Plan, Result
 
 
 class Stage(BaseModel, ABC):
@@ -47,8 +48,11 @@ class Stage(BaseModel, ABC):
         """This stage, told what the source's config.json says; called once, before ``plan``."""
         return self
 
-    def edit_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What config.json becomes, given what the stages before this one made of it; unchanged by default."""
+    def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
+        """What config.json becomes, given what the stages before this one made of it; unchanged by default.
+
+        ``results`` says what becomes of every unit.
+        """
         return config
 
 
@@ -114,6 +118,8 @@ class Layout(Stage):
     """Arranges codes and scales as an engine reads them, and names the tensors of the output."""
 
     stage: ClassVar[str] = "layout"
+    #: Whether only routed experts have a place in it.
+    experts_only: ClassVar[bool] = False
 
     def demand(self, unit: UnitSpec) -> Demand:
         """How the quantizer shall cut the unit up; by default each projection is one part."""
@@ -127,6 +133,14 @@ class Layout(Stage):
     @abstractmethod
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         """Fills every byte of every buffer in ``out``."""
+
+    def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
+        """The inverse of :meth:`pack`, for the parts of ``spec``. Raises Unsupported if there is none."""
+        raise Unsupported(f"the layout {self.name} cannot be read back")
+
+    def original(self, name: str) -> str:
+        """The inverse of :meth:`passthrough`, as far as names tell."""
+        return name
 
     def passthrough(self, tensor: TensorSpec) -> str | None:
         """The output name of a tensor that is not quantised; None leaves it out."""

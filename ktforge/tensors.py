@@ -105,7 +105,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A rectangle of a projection's weight that is quantised and packed on its own, such as one NUMA node's share."""
+    """A rectangle of a projection's weight that is quantised and packed on its own, such as one NUMA node's share.
+
+    ``projection`` is ``""`` for a weight that is no expert's.
+    """
 
     projection: str
     index: int
@@ -115,6 +118,11 @@ class Part:
     @property
     def shape(self) -> tuple[int, int]:
         return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
+
+    @property
+    def role(self) -> str:
+        """The role of the weight that this is a part of."""
+        return f"{self.projection}.weight" if self.projection else "weight"
 
     def of(self, weight: np.ndarray) -> np.ndarray:
         """The view of ``weight`` [out, in] that this part covers."""

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ktforge_plugins.layouts.compressed_tensors import CompressedTensors
     from ktforge_plugins.layouts.kt_amx import KtAmx
     from ktforge_plugins.loaders.auto import AutoLoader
     from ktforge_plugins.loaders.bin import BinLoader
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "AutoLoader": "loaders.auto",
     "BinLoader": "loaders.bin",
+    "CompressedTensors": "layouts.compressed_tensors",
     "Int4": "quantize.int4",
     "Int8": "quantize.int8",
     "KtAmx": "layouts.kt_amx",
@@ -32,6 +34,7 @@ _MODULES = {
 __all__ = [
     "AutoLoader",
     "BinLoader",
+    "CompressedTensors",
     "Int4",
     "Int8",
     "KtAmx",

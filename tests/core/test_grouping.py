@@ -2,11 +2,13 @@ import checkpoints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ktforge_plugins import Int4, KtAmx
 
-from ktforge import CheckpointError, TensorSpec
+from ktforge import CheckpointError, Pipeline, TensorSpec
 from ktforge.grouping import architectures, group
 from ktforge.modelconfig import read_model_config
 from ktforge.tensors import BF16, DTYPES
+from ktforge.testing import MemoryLoader, MemoryWriter
 
 FAMILIES = checkpoints.architectures()
 PER_EXPERT = [
@@ -45,8 +47,10 @@ def test_mixtral_w3_goes_up_and_w2_comes_down():
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_a_dense_model_is_called_one(family):
-    with pytest.raises(CheckpointError, match=rf"this is a dense model \(model_type {family};"):
-        group(specs(family), read_model_config(FAMILIES[family][0]))
+    loader = MemoryLoader(tensors={}, model=FAMILIES[family][0])
+    for stages in ({}, {"quantize": Int4(), "layout": KtAmx()}):
+        with pytest.raises(CheckpointError, match=rf"this is a dense model \(model_type {family};"):
+            Pipeline(loader=loader, writer=MemoryWriter(), **stages).plan()
 
 
 def test_shared_experts_are_not_routed_ones():

@@ -14,6 +14,7 @@ from ktforge import (
     PackedSpec,
     PackedUnit,
     Part,
+    QuantPart,
     QuantSpec,
     QuantUnit,
     TensorSpec,
@@ -22,7 +23,7 @@ from ktforge import (
     hookimpl,
     native,
 )  # fmt: skip
-from ktforge.grouping import canonical
+from ktforge.grouping import PROJECTIONS, canonical
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 #: More NUMA nodes than any machine has.
@@ -37,11 +38,14 @@ class KtAmx(Layout):
     """
 
     name: ClassVar[str] = "kt-amx"
+    experts_only: ClassVar[bool] = True
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
 
     def demand(self, unit: UnitSpec) -> Demand:
         parts = []
+        if not unit.is_expert or unit.projections().keys() != set(PROJECTIONS):
+            raise Unsupported(f"{self.name} holds whole routed experts only: gate, up and down in one precision")
         for projection, tensors in unit.projections().items():
             rows, cols = tensors["weight"].shape
             for p in range(self.threadpool_count):
@@ -55,7 +59,9 @@ class KtAmx(Layout):
         if spec.bits not in COLS_MULTIPLE:
             raise Unsupported(f"{self.name} holds 4 or 8 bits, not {spec.bits}")
         if spec.group_size is not None or not spec.symmetric:
-            raise Unsupported(f"{self.name} has room for one scale a row and no zero point")
+            raise Unsupported(
+                f"{self.name} has room for one scale a row and no zero point: set group_size: channel, symmetric: true"
+            )
         if spec.scale_dtype != np.float32 or spec.scale_bits != 8:
             raise Unsupported(f"{self.name} stores float32 scales of 8-bit codes")
         self._check_sizes(spec)
@@ -73,6 +79,14 @@ class KtAmx(Layout):
             native.kt_amx_pack(quantised.codes, unit.spec.bits, out[f"{stem}.weight"])
             out[f"{stem}.scale"][:] = quantised.scales[:, 0]
 
+    def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
+        parts = []
+        for part in spec.parts:
+            stem = self._stem(spec.unit, part)
+            codes = native.kt_amx_unpack(packed[f"{stem}.weight"], part.shape, spec.bits)
+            parts.append(QuantPart(codes, packed[f"{stem}.scale"].reshape(-1, 1)))
+        return QuantUnit(spec, tuple(parts))
+
     def passthrough(self, tensor: TensorSpec) -> str | None:
         if self.non_experts == "omit":
             return None
@@ -80,6 +94,13 @@ class KtAmx(Layout):
             return tensor.name
         name = canonical(tensor.name)
         return name.replace("model.layers.", "blk.", 1).removeprefix("model.")
+
+    def original(self, name: str) -> str:
+        if self.non_experts != "rename":
+            return name
+        if name.startswith("blk."):
+            return "model.layers." + name.removeprefix("blk.")
+        return name if name.startswith("lm_head.") else "model." + name
 
     def _share(self, size: int, part: int) -> tuple[int, int]:
         return part * size // self.threadpool_count, (part + 1) * size // self.threadpool_count

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
+from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
 from ktforge.tensors import BF16, F8_E4M3, dtype_name
 
 #: The parameters of a weight that this stage understands; an expert's bias passes through.
@@ -56,7 +56,7 @@ class MoeToBf16(Preprocessor):
         tensors = {role: self._convert(unit, role, spec) for role, spec in planned.tensors.items()}
         yield Unit(planned, tensors)
 
-    def edit_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         edited = {k: v for k, v in config.items() if k != "quantization_config"}
         text = edited.get("text_config")
         if isinstance(text, Mapping):

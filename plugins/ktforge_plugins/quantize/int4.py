@@ -1,4 +1,4 @@
-"""Quantizer ``int4``: 4-bit codes, one scale a row from its largest weight."""
+"""Quantizer ``int4``: 4-bit codes, one scale a row or a group of columns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from ktforge import Quantizer, hookimpl
-from ktforge_plugins.quantize.absmax import AbsmaxQuantizer
+from ktforge_plugins.quantize.integer import IntegerQuantizer
 
 
-class Int4(AbsmaxQuantizer):
-    """Codes of 4 bits; see docs/formats/kt-amx.md for the rule."""
+class Int4(IntegerQuantizer):
+    """Codes of 4 bits."""
 
     name: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4

@@ -1,0 +1,84 @@
+"""Which weights are quantised, and how: ordered rules by tensor name, the first match wins."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from functools import cached_property
+
+from pydantic import BaseModel, ConfigDict, InstanceOf, field_validator
+
+from ktforge.stages import Quantizer
+from ktforge.tensors import TensorSpec, UnitSpec
+
+REGEX = "re:"
+#: Modules of a dense model that stay as they are unless a rule says otherwise.
+_KEPT = re.compile(r"(^|\.)(lm_head|[^.]*embed[^.]*|wte|wpe)\.weight$")
+
+
+class Rule(BaseModel):
+    """``match`` is a glob (``*.mlp.down_proj.weight``) or, behind ``re:``, a regular expression that must match from
+    the name's beginning. ``quantizer`` None keeps the weight as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    match: str
+    quantizer: InstanceOf[Quantizer] | None
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, match: str) -> str:
+        try:
+            re.compile(_regex(match))
+        except re.error as error:
+            raise ValueError(f"{match!r} is no regular expression: {error}") from error
+        return match
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(_regex(self.match))
+
+    def matches(self, name: str) -> bool:
+        return self._pattern.match(name) is not None
+
+
+def _regex(match: str) -> str:
+    return match.removeprefix(REGEX) if match.startswith(REGEX) else fnmatch.translate(match)
+
+
+class Targets:
+    """Chooses each weight's quantizer and remembers which rules matched anything."""
+
+    def __init__(self, default: Quantizer | None, rules: tuple[Rule, ...], dense: bool) -> None:
+        self._default, self._rules, self._dense = default, rules, dense
+        self._unused = set(rules)
+
+    def split(self, unit: UnitSpec) -> list[tuple[Quantizer | None, UnitSpec]]:
+        """The unit in as few pieces as have one quantizer each; None: the piece is kept."""
+        chosen: dict[str, Quantizer | None] = {}
+        for projection, parameters in unit.projections().items():
+            weight = parameters.get("weight")
+            chosen[projection] = self._choose(unit, weight) if weight is not None else self._unnamed(unit)
+        pieces: list[tuple[Quantizer | None, UnitSpec]] = []
+        for quantizer in dict.fromkeys(chosen.values()):
+            roles = {r: t for r, t in unit.tensors.items() if chosen[r.rpartition(".")[0]] == quantizer}
+            pieces.append((quantizer, unit if len(roles) == len(unit.tensors) else unit.with_tensors(roles)))
+        return pieces
+
+    def unused(self) -> list[str]:
+        """The patterns of the rules that decided nothing, in their order."""
+        return [rule.match for rule in self._rules if rule in self._unused]
+
+    def _choose(self, unit: UnitSpec, weight: TensorSpec) -> Quantizer | None:
+        if len(weight.shape) != 2:
+            return None
+        for rule in self._rules:
+            if rule.matches(weight.name):
+                self._unused.discard(rule)
+                return rule.quantizer
+        if unit.is_expert:
+            return self._default
+        return self._default if self._dense and not _KEPT.search(weight.name) else None
+
+    def _unnamed(self, unit: UnitSpec) -> Quantizer | None:
+        """An expert in a form without a weight: the quantizer says why it cannot take it."""
+        return self._default if unit.is_expert else None

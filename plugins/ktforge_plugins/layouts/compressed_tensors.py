@@ -1,0 +1,172 @@
+"""Layout ``compressed-tensors``: the standard files that KTransformers' RAWINT4, vLLM, SGLang and transformers read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ktforge import (
+    Demand,
+    Layout,
+    PackedSpec,
+    PackedUnit,
+    Part,
+    QuantPart,
+    QuantSpec,
+    QuantUnit,
+    Result,
+    TensorSpec,
+    UnitSpec,
+    Unsupported,
+    hookimpl,
+    native,
+)
+from ktforge.tensors import BF16
+
+INT8, INT32, INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
+WORD_BITS = 32
+
+
+class CompressedTensors(Layout):
+    """Names stay those of the source; ``weight`` becomes ``weight_packed`` and ``weight_scale``, and so on.
+
+    ``format``: ``pack-quantized`` packs codes of 4 or 8 bits into int32 words, ``int-quantized`` stores 8-bit codes as
+    they are. Scales are BF16. See docs/formats/compressed-tensors.md.
+    """
+
+    name: ClassVar[str] = "compressed-tensors"
+    format: Literal["pack-quantized", "int-quantized"] = "pack-quantized"
+
+    def demand(self, unit: UnitSpec) -> Demand:
+        return Demand(super().demand(unit).parts, scale_dtype=BF16)
+
+    def plan(self, spec: QuantSpec) -> PackedSpec:
+        if spec.bits not in (4, 8) or (self.format == "int-quantized" and spec.bits != 8):
+            raise Unsupported(f"{self.format} does not hold {spec.bits} bits")
+        if spec.scale_dtype != BF16 or spec.scale_bits is not None:
+            raise Unsupported(f"{self.name} stores BF16 scales of the codes themselves")
+        tensors = [tensor for part in spec.parts for tensor in self._tensors(spec, part)]
+        return PackedSpec(tuple(tensors), f"{self.name}-{self.format}-int{spec.bits}/1")
+
+    def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
+        for part, quantised in zip(unit.spec.parts, unit.parts, strict=True):
+            module = _module(unit.spec.unit, part)
+            out[f"{module}.weight_scale"][:] = quantised.scales
+            if self.format == "int-quantized":
+                out[f"{module}.weight"][:] = quantised.codes
+                if quantised.zeros is not None:
+                    out[f"{module}.weight_zero_point"][:] = quantised.zeros
+                continue
+            out[f"{module}.weight_shape"][:] = part.shape
+            _pack_words(quantised.codes, unit.spec.bits, out[f"{module}.weight_packed"])
+            if quantised.zeros is not None:  # packed along the rows
+                words = out[f"{module}.weight_zero_point"]
+                padded = np.full((quantised.zeros.shape[1], words.shape[0] * (WORD_BITS // unit.spec.bits)), 0, np.int8)
+                padded[:] = -(1 << (unit.spec.bits - 1))  # the code that is stored as 0
+                padded[:, : part.shape[0]] = quantised.zeros.T
+                packed = np.empty((words.shape[1], words.shape[0]), np.int32)
+                _pack_words(padded, unit.spec.bits, packed)
+                words[:] = packed.T
+
+    def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
+        parts = []
+        for part in spec.parts:
+            module = _module(spec.unit, part)
+            zeros = None
+            if self.format == "int-quantized":
+                codes = packed[f"{module}.weight"]
+                zeros = None if spec.symmetric else packed[f"{module}.weight_zero_point"]
+            else:
+                codes = _unpack_words(packed[f"{module}.weight_packed"], spec.bits)
+                if not spec.symmetric:
+                    words = np.ascontiguousarray(packed[f"{module}.weight_zero_point"].T)
+                    zeros = np.ascontiguousarray(_unpack_words(words, spec.bits)[:, : part.shape[0]].T)
+            parts.append(QuantPart(codes, packed[f"{module}.weight_scale"], zeros))
+        return QuantUnit(spec, tuple(parts))
+
+    def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
+        """Adds ``quantization_config``: a config group per scheme, and everything left unquantised under ``ignore``."""
+        schemes: dict[tuple[Any, ...], list[str]] = {}
+        for result in results:
+            if result.quant is not None:
+                key = (result.quant.bits, result.quant.group_size, result.quant.symmetric)
+                schemes.setdefault(key, []).extend(_module(result.unit, part) for part in result.quant.parts)
+        if not schemes:
+            return config
+        # The largest group is "every Linear that no other group names and ignore does not list".
+        main = max(schemes, key=lambda key: len(schemes[key]))
+        groups = {}
+        for i, (key, modules) in enumerate(sorted(schemes.items(), key=lambda item: item[0] != main)):
+            targets = ["Linear"] if key == main else sorted(modules)
+            groups[f"group_{i}"] = {"targets": targets, "weights": _weights(*key), "format": self.format}
+        ignored = sorted({m for r in results if r.quant is None for m in _linear_modules(r.unit)})
+        quantization = {
+            "quant_method": "compressed-tensors",
+            "format": self.format,
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": ignored,
+        }
+        return {**config, "quantization_config": quantization}
+
+    def _tensors(self, spec: QuantSpec, part: Part) -> list[TensorSpec]:
+        (n, k), groups, module = part.shape, spec.groups(part), _module(spec.unit, part)
+        per_word = WORD_BITS // spec.bits
+        scale = TensorSpec(f"{module}.weight_scale", BF16, (n, groups))
+        if self.format == "int-quantized":
+            made = [TensorSpec(f"{module}.weight", INT8, (n, k)), scale]
+            return made if spec.symmetric else [*made, TensorSpec(f"{module}.weight_zero_point", INT8, (n, groups))]
+        if k % per_word:
+            raise Unsupported(f"{module}.weight has {k} columns, which is not a multiple of {per_word} codes a word")
+        made = [
+            TensorSpec(f"{module}.weight_packed", INT32, (n, k // per_word)),
+            scale,
+            TensorSpec(f"{module}.weight_shape", INT64, (2,)),
+        ]
+        if not spec.symmetric:
+            made.append(TensorSpec(f"{module}.weight_zero_point", INT32, (-(-n // per_word), groups)))
+        return made
+
+
+def _module(unit: UnitSpec, part: Part) -> str:
+    return unit.tensors[part.role].name.removesuffix(".weight")
+
+
+def _linear_modules(unit: UnitSpec) -> Iterable[str]:
+    """The modules of a unit that may be Linear: those with a matrix for a weight."""
+    for tensor in unit.tensors.values():
+        if tensor.name.endswith(".weight") and len(tensor.shape) == 2:
+            yield tensor.name.removesuffix(".weight")
+
+
+def _weights(bits: int, group_size: int | None, symmetric: bool) -> dict[str, Any]:
+    return {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "channel" if group_size is None else "group",
+        "group_size": group_size,
+        "dynamic": False,
+    }
+
+
+def _pack_words(codes: np.ndarray, bits: int, out: np.ndarray) -> None:
+    """codes [n, k] of ``bits`` bits as int32 words, the first code in the lowest bits, each as code + 2^(bits - 1)."""
+    if bits == 4:
+        native.nibbles_pack(codes, out)
+    else:
+        out.view(np.uint8)[:] = codes.view(np.uint8) ^ 0x80
+
+
+def _unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
+    shape = (words.shape[0], words.shape[1] * WORD_BITS // bits)
+    if bits == 4:
+        return native.nibbles_unpack(words, shape)
+    return (words.view(np.uint8) ^ 0x80).view(np.int8).reshape(shape)
+
+
+@hookimpl
+def ktforge_layouts() -> Iterable[type[Layout]]:
+    return [CompressedTensors]
