@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from ktforge.errors import CheckpointError, Problems
 from ktforge.modelconfig import ModelConfig
-from ktforge.tensors import TensorSpec, UnitSpec, dtype_name
+from ktforge.tensors import BF16, TensorSpec, UnitSpec, dtype_name
 
 PROJECTIONS = ("gate", "up", "down")
 #: A weight that is no expert's forms one unit with the tensor of this name beside it.
@@ -167,6 +167,28 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
 def _experts(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
     return f"expert{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def expert_unit(model: ModelConfig, layer: int, expert: int) -> UnitSpec:
+    """An expert as this model's own checkpoint has it, in BF16: for reading back what lost the names.
+
+    Raises CheckpointError for a ``model_type`` that no architecture file lists.
+    """
+    known = (a for a in architectures() if model.model_type in a.model_types)
+    architecture = next(known, None)
+    if architecture is None:
+        raise CheckpointError(
+            f"no architecture file lists the model_type {model.model_type!r}, so its experts' names are not known: "
+            "add it to one in ktforge/data/architectures"
+        )
+    tensors = {}
+    for projection in PROJECTIONS:
+        shape = (model.expert_size, model.hidden)
+        name = architecture.experts.format(
+            layer=layer, expert=expert, projection=architecture.projections[projection], parameter="weight"
+        )
+        tensors[f"{projection}.weight"] = TensorSpec(name, BF16, shape[::-1] if projection == "down" else shape)
+    return UnitSpec(name.rpartition(f".{expert}.")[0] + f".{expert}", tensors, layer, expert)
 
 
 def check_shapes(unit: UnitSpec, model: ModelConfig) -> Iterator[str]:

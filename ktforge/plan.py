@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ktforge.checkpoint import CONFIG, read_json
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_shapes, group
 from ktforge.modelconfig import ModelConfig, read_model_config
@@ -132,7 +133,8 @@ def make_plan(pipeline: Pipeline) -> Plan:
         specs = list(loader.scan())
         side_files, sources = tuple(loader.side_files()), tuple(loader.sources())
     model = read_model_config(config)
-    if model.experts == 0 and (pipeline.layout is None or pipeline.layout.experts_only):
+    # A pipeline without stages in between only copies, which goes for any model.
+    if model.experts == 0 and (pipeline.layout.experts_only if pipeline.layout else bool(pipeline.preprocess)):
         raise CheckpointError(_dense_message(model, pipeline))
     grouping = group(specs, model)
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
@@ -161,7 +163,7 @@ def make_plan(pipeline: Pipeline) -> Plan:
         with blame(stage, "config.json"):
             edited = stage.edit_config(edited, list(_results(units)))
     plan = Plan(
-        bound, model, tuple(units), tuple(files), _config_json(pipeline, config, edited), side_files, sources,
+        bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), side_files, sources,
         tuple(left_out), problems.lines(),
     )  # fmt: skip
     shortage = _disk_shortage(plan)
@@ -239,14 +241,11 @@ def _results(units: Sequence[PlannedUnit]) -> Iterator[Result]:
     return (result for unit in units for results in unit.results for result in results)
 
 
-def _config_json(pipeline: Pipeline, config: Mapping[str, Any], edited: Mapping[str, Any]) -> bytes | None:
-    """The source's own bytes where no stage changed anything."""
+def _config_json(pipeline: Pipeline, edited: Mapping[str, Any]) -> bytes | None:
+    """The source's own bytes where nothing was changed."""
     folder = pipeline.loader.folder()
-    if edited == config and folder is not None:
-        try:
-            return (folder / "config.json").read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error.strerror}") from error
+    if folder is not None and (folder / CONFIG).is_file() and edited == read_json(folder / CONFIG):
+        return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pluggy
 
@@ -134,6 +135,10 @@ class Registry:
             known = ", ".join(e.cls.name for e in self.entries() if e.cls.stage == stage) or "none"
             raise ConfigError(f"there is no {stage} called {name!r}; installed: {known}")
         return self._entries[stage, name]
+
+    def build(self, stage: str, name: str, options: Mapping[str, Any]) -> Any:
+        """The stage of that name with these options."""
+        return self.find(stage, name).cls(**options)
 
 
 def _is_hookimpl(plugin: object, name: str) -> bool:

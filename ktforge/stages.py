@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -133,6 +133,15 @@ class Layout(Stage):
     @abstractmethod
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         """Fills every byte of every buffer in ``out``."""
+
+    def find(
+        self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any], read: Callable[[TensorSpec], np.ndarray]
+    ) -> Iterator[QuantSpec]:
+        """The units that this layout packed, among an output's tensors; their weights as BF16 under the source's names.
+
+        ``read`` gets small tensors that shapes depend on. Raises Unsupported if the layout cannot be read back.
+        """
+        raise Unsupported(f"the layout {self.name} cannot be read back")
 
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         """The inverse of :meth:`pack`, for the parts of ``spec``. Raises Unsupported if there is none."""

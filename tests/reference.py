@@ -49,3 +49,35 @@ def packed_expert(layer: int, expert: int, weights: dict[str, np.ndarray], bits:
             stem = f"blk.{layer}.ffn_{projection}_exps.{expert}.numa.{p}"
             out[f"{stem}.weight"], out[f"{stem}.scale"] = pack(codes, bits), scale
     return out
+
+
+def quantise_groups(weight: np.ndarray, bits: int, size: int, symmetric: bool, bf16_scales: bool = True):
+    """Codes int8 [n, k], float32 scales and int zeros [n, groups] of a bf16 matrix, by compressed-tensors' rule.
+
+    Symmetric: scale = amax / ((2^bits - 1) / 2). Asymmetric: scale = (max - min) / (2^bits - 1) over a range that
+    includes zero, and a zero point that puts min on the lowest code.
+    """
+    n, k = weight.shape
+    half = 1 << (bits - 1)
+    codes = np.empty((n, k), np.int8)
+    scales, zeros = (np.zeros((n, -(-k // size)), dtype) for dtype in (np.float32, np.int8))
+    for g, start in enumerate(range(0, k, size)):
+        w = weight[:, start : start + size].astype(np.float64)
+        low, high = w.min(axis=1), w.max(axis=1)
+        if symmetric:
+            scale = 2 * np.maximum(-low, high) / (2 * half - 1)
+        else:
+            low, high = np.minimum(low, 0), np.maximum(high, 0)
+            scale = (high - low) / (2 * half - 1)
+        scale = scale.astype(np.float32)
+        if bf16_scales:
+            scale = scale.astype(weight.dtype).astype(np.float32)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
+            product = w.astype(np.float32) * inverse[:, None]
+            zero = np.where(scale != 0, np.clip(np.rint(-half - low / scale.astype(np.float64)), -half, half - 1), 0)
+        zero = np.zeros(n) if symmetric else zero
+        rounded = np.rint(np.clip(np.nan_to_num(product, nan=0.0), -512, 512))
+        codes[:, start : start + size] = np.clip(rounded + zero[:, None], -half, half - 1)
+        scales[:, g], zeros[:, g] = scale, zero
+    return codes, scales, zeros

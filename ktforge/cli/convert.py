@@ -20,15 +20,34 @@ class InputType(StrEnum):
 class QuantMethod(StrEnum):
     int4 = "int4"
     int8 = "int8"
+    rawint4 = "rawint4"
+
+
+class LayoutName(StrEnum):
+    kt_amx = "kt-amx"
+    compressed_tensors = "compressed-tensors"
+
+
+#: What rawint4 stands for, by the name of KTransformers' backend for it.
+RAWINT4_GROUP = 32
 
 
 def command(
     input_path: InputPath,
     output: Output,
-    quant_method: Annotated[QuantMethod, typer.Option("--quant-method", help="Precision of the experts.")],
+    quant_method: Annotated[
+        QuantMethod, typer.Option("--quant-method", help="int4, int8, or rawint4: int4 in groups of 32.")
+    ],
     input_type: Annotated[
         InputType, typer.Option("--input-type", help="Precision of the source's experts; checked if it is not auto.")
     ] = InputType.auto,
+    layout: Annotated[
+        LayoutName | None,
+        typer.Option("--layout", help="What reads the output.  [default: kt-amx; compressed-tensors for rawint4]"),
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option("--group-size", min=1, help="Columns that share a scale.  [default: a whole row]")
+    ] = None,
     cpuinfer_threads: Annotated[
         int | None, typer.Option("--cpuinfer-threads", min=1, help="Threads of the engine; recorded for it.")
     ] = None,
@@ -43,20 +62,30 @@ def command(
         bool, typer.Option("--print-pipeline", help="Print the pipeline file for these options and write nothing.")
     ] = False,
 ) -> None:
-    """Convert a MoE checkpoint's experts to INT4 or INT8 for KTransformers, with upstream's options."""
+    """Convert a checkpoint to INT4 or INT8 for KTransformers, with upstream's options."""
     from ktforge.cli.running import carry_out
     from ktforge.config import build_pipeline, dump_pipeline
     from ktforge.registry import Registry
 
-    preprocess: dict[str, Any] = {"use": "moe-to-bf16", "input_type": input_type.value}
-    layout: dict[str, Any] = {"use": "kt-amx"}
+    raw = quant_method is QuantMethod.rawint4
+    if raw and (layout is LayoutName.kt_amx or group_size not in (None, RAWINT4_GROUP)):
+        raise typer.BadParameter(f"rawint4 is compressed-tensors in groups of {RAWINT4_GROUP}: leave the others away")
+    quantize: dict[str, Any] = {"use": "int4" if raw else quant_method.value}
+    if raw or group_size is not None:
+        quantize["group_size"] = group_size or RAWINT4_GROUP
+    chosen = layout or (LayoutName.compressed_tensors if raw else LayoutName.kt_amx)
+    arrange: dict[str, Any] = {"use": chosen.value}
     if threadpool_count is not None:
-        layout["threadpool_count"] = threadpool_count
+        if chosen is not LayoutName.kt_amx:
+            raise typer.BadParameter(
+                f"--threadpool-count is for kt-amx; {chosen.value} has one file for any number of nodes"
+            )
+        arrange["threadpool_count"] = threadpool_count
     data = {
         "loader": {"use": "auto", "path": str(input_path)},
-        "preprocess": [preprocess],
-        "quantize": {"use": quant_method.value},
-        "layout": layout,
+        "preprocess": [{"use": "moe-to-bf16", "input_type": input_type.value}],
+        "quantize": quantize,
+        "layout": arrange,
         "writer": {"use": "kt-folder" if no_merge_safetensor else "safetensors", "path": str(output)},
         "runtime": {"cpuinfer_threads": cpuinfer_threads},
     }

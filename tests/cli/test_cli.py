@@ -101,6 +101,34 @@ def test_print_pipeline_prints_what_would_run(source, out, tmp_path):
     assert {n: a.tobytes() for n, a in again.items()} == {n: a.tobytes() for n, a in direct.items()}
 
 
+def test_rawint4_is_one_word_for_int4_in_groups_of_32(source, out):
+    done = ktforge("convert", "--input-path", source, "--output", out, "--quant-method", "rawint4", "--print-pipeline")
+    spelled = ["--quant-method", "int4", "--layout", "compressed-tensors", "--group-size", "32", "--print-pipeline"]
+    assert done.stdout == ktforge("convert", "--input-path", source, "--output", out, *spelled).stdout
+    printed = YAML(typ="safe").load(done.stdout)
+    assert printed["quantize"]["group_size"] == 32
+    assert printed["layout"] == {"use": "compressed-tensors", "format": "pack-quantized"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["rawint4", "--group-size", "64"], ["rawint4", "--layout", "kt-amx"],
+     ["int4", "--layout", "compressed-tensors", "--threadpool-count", "2"]],
+)  # fmt: skip
+def test_options_that_contradict_each_other(source, out, options):
+    done = ktforge("convert", "--input-path", source, "--output", out, "--quant-method", *options)
+    assert done.returncode == 2 and "Invalid value" in done.stderr
+
+
+def test_dequantize(source, tmp_path):
+    packed, back = tmp_path / "packed", tmp_path / "back"
+    assert convert(source, packed).returncode == 0
+    assert ktforge("dequantize", "--input-path", packed, "--output", back).returncode == 0
+    made, data = checkpoints.load_output(back), checkpoints.tensors()
+    assert {n: a.shape for n, a in made.items()} == {n: a.shape for n, a in data.items()}
+    refused(ktforge("dequantize", "--input-path", source, "--output", tmp_path / "x"), "holds no packed weights")
+
+
 @pytest.mark.parametrize(("declared", "found"), [("fp8", "BF16"), ("fp16", "BF16")])
 def test_a_wrong_input_type_is_refused(source, out, declared, found):
     refused(convert(source, out, "--input-type", declared), f"given as {declared}, but gate is {found}: say bf16")
@@ -148,7 +176,7 @@ def test_an_absent_checkpoint(tmp_path, out):
 
 def test_every_command_and_option_explains_itself():
     root = get_command(app)
-    assert root.commands.keys() == {"run", "convert", "moe-to-bf16", "plan", "plugins", "schema", "isa"}
+    assert root.commands.keys() == {"run", "convert", "moe-to-bf16", "dequantize", "plan", "plugins", "schema", "isa"}
     for name, command in root.commands.items():
         assert command.help, name
         for parameter in command.params:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from ktforge import (
+    CheckpointError,
     Demand,
     Layout,
     PackedSpec,
@@ -69,6 +70,30 @@ class CompressedTensors(Layout):
                 packed = np.empty((words.shape[1], words.shape[0]), np.int32)
                 _pack_words(padded, unit.spec.bits, packed)
                 words[:] = packed.T
+
+    def find(
+        self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any], read: Callable[[TensorSpec], np.ndarray]
+    ) -> Iterator[QuantSpec]:
+        for name, scale in tensors.items():
+            module = name.removesuffix(".weight_scale")
+            codes = tensors.get(f"{module}.weight" if self.format == "int-quantized" else f"{module}.weight_packed")
+            if module == name or codes is None or codes.dtype not in (INT8, INT32) or len(scale.shape) != 2:
+                continue
+            n, k = codes.shape
+            if self.format == "pack-quantized":
+                shape = tensors.get(f"{module}.weight_shape")
+                if shape is None or shape.shape != (2,):
+                    raise CheckpointError(f"{module}.weight_packed has no weight_shape beside it: get a whole copy")
+                n, k = (int(size) for size in read(shape))
+            if min(n, k, *scale.shape) < 1 or k % scale.shape[1]:
+                raise CheckpointError(f"{name} is {list(scale.shape)}, which does not fit a weight of [{n}, {k}]")
+            bits = 8 if self.format == "int-quantized" else WORD_BITS * codes.shape[1] // k
+            weight = TensorSpec(f"{module}.weight", BF16, (n, k), codes.file)
+            unit = UnitSpec(weight.name, {"weight": weight})
+            size = None if scale.shape[1] == 1 else k // scale.shape[1]
+            symmetric = f"{module}.weight_zero_point" not in tensors
+            parts = (Part("", 0, (0, n), (0, k)),)
+            yield QuantSpec(unit, parts, bits, f"minmax-int{bits}/1", size, symmetric, BF16)
 
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         parts = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,9 +24,11 @@ from ktforge import (
     hookimpl,
     native,
 )  # fmt: skip
-from ktforge.grouping import PROJECTIONS, canonical
+from ktforge.grouping import PROJECTIONS, canonical, expert_unit
+from ktforge.modelconfig import read_model_config
 
 COLS_MULTIPLE = {8: 64, 4: 128}
+_STEM = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?:gate|up|down)_exps\.(?P<expert>\d+)\.numa\.(?P<part>\d+)\.weight$")
 #: More NUMA nodes than any machine has.
 MOST_PARTS = 64
 
@@ -79,6 +82,26 @@ class KtAmx(Layout):
             native.kt_amx_pack(quantised.codes, unit.spec.bits, out[f"{stem}.weight"])
             out[f"{stem}.scale"][:] = quantised.scales[:, 0]
 
+    def find(
+        self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any], read: Callable[[TensorSpec], np.ndarray]
+    ) -> Iterator[QuantSpec]:
+        experts: dict[tuple[int, int], int] = {}
+        for name in tensors:
+            if match := _STEM.match(name):
+                key = int(match["layer"]), int(match["expert"])
+                experts[key] = max(experts.get(key, 0), 1 + int(match["part"]))
+        if not experts:
+            return
+        model = read_model_config(config)
+        count = max(experts.values())
+        for layer, expert in sorted(experts):
+            unit = expert_unit(model, layer, expert)
+            demand = self.model_copy(update={"threadpool_count": count}).demand(unit)
+            first = demand.parts[0]
+            weight = tensors.get(f"{self._stem(unit, first)}.weight")
+            bits = 8 * weight.nbytes // (first.shape[0] * first.shape[1]) if weight else 8
+            yield QuantSpec(unit, demand.parts, bits, f"absmax-int{bits}/1", scale_bits=8)
+
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         parts = []
         for part in spec.parts:
@@ -119,11 +142,12 @@ class KtAmx(Layout):
         def fits(count: int) -> bool:
             return expert_size % count == 0 and expert_size // count % cols == 0  # cols is a multiple of 32
 
-        if not fits(self.threadpool_count):
+        count = 1 + max(part.index for part in spec.parts)
+        if not fits(count):
             fitting = [count for count in range(1, MOST_PARTS + 1) if fits(count)]
             mend = f"counts that fit: {', '.join(map(str, fitting))}" if fitting else "no count fits"
             raise Unsupported(
-                f"threadpool_count {self.threadpool_count} does not split expert size {expert_size} into multiples of "
+                f"threadpool_count {count} does not split expert size {expert_size} into multiples of "
                 f"{cols}, as {self.name} int{spec.bits} needs; {mend}"
             )
 

@@ -11,6 +11,7 @@ from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge_plugins.loaders import bin as bin_files
+from ktforge_plugins.loaders import kt_folder
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
 
@@ -49,6 +50,8 @@ class AutoLoader(Loader):
         CheckpointFolder(self.path).check()
         has_safetensors = any(self.path.glob("*.safetensors"))
         has_bin = any(self.path.glob(bin_files.PATTERN))
+        if any(self.path.glob(kt_folder.PATTERN)):
+            return kt_folder.KtFolderLoader(path=self.path)
         if not has_safetensors and not has_bin:
             raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
         safetensors, pickled = SafetensorsLoader(path=self.path), bin_files.BinLoader(path=self.path)

@@ -1,0 +1,130 @@
+"""A quantised output, read back as the BF16 checkpoint that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import InstanceOf, PrivateAttr
+
+from ktforge import native
+from ktforge.checkpoint import MANIFEST, read_json
+from ktforge.errors import CheckpointError, KtforgeError, Unsupported
+from ktforge.pipeline import Pipeline
+from ktforge.registry import Registry, blame
+from ktforge.stages import Layout, Loader
+from ktforge.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec
+
+
+def dequantize_pipeline(source: Path, output: Path, registry: Registry) -> Pipeline:
+    """The pipeline that turns the quantised folder ``source`` into a BF16 checkpoint at ``output``.
+
+    The layout is the one that the folder's manifest names, or the installed one that finds packed weights there, so
+    that files of other programs can be read too. Raises CheckpointError if there is none.
+    """
+    inner = registry.build("loader", "auto", {"path": source})
+    assert isinstance(inner, Loader)
+    loader = PackedLoader(inner=inner, layout=_layout(inner, source, registry))
+    return Pipeline(loader=loader, writer=registry.build("writer", "safetensors", {"path": output}))
+
+
+class PackedLoader(Loader):
+    """Presents what ``inner`` loads, packed by ``layout``, as BF16 weights under the names of the source."""
+
+    name: ClassVar[str] = "packed"
+    inner: InstanceOf[Loader]
+    layout: InstanceOf[Layout]
+
+    #: Weight name → the spec of its unit and its role there.
+    _packed: dict[str, tuple[QuantSpec, str]] = PrivateAttr(default_factory=dict)
+    #: Stored name → stored tensor; and the stored name of every tensor that passes through.
+    _stored: dict[str, TensorSpec] = PrivateAttr(default_factory=dict)
+    _passed: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def folder(self) -> Path | None:
+        return self.inner.folder()
+
+    def config(self) -> Mapping[str, Any]:
+        return {k: v for k, v in self.inner.config().items() if k != "quantization_config"}
+
+    def side_files(self) -> Sequence[Path]:
+        return self.inner.side_files()
+
+    def sources(self) -> Sequence[SourceFile]:
+        return self.inner.sources()
+
+    def scan(self) -> Iterator[TensorSpec]:
+        self._stored = {spec.name: spec for spec in self.inner.scan()}
+        problems: list[str] = []
+        used: set[str] = set()
+        with blame(self.layout, "the packed tensors"):
+            found = list(self.layout.find(self._stored, self.inner.config(), self.inner.read))
+            for spec in found:
+                planned = self.layout.plan(spec).tensors
+                used.update(t.name for t in planned)
+                problems += [p for t in planned if (p := self._problem(t))]
+                self._packed.update({t.name: (spec, role) for role, t in spec.unit.tensors.items()})
+        if problems:
+            more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
+            raise CheckpointError(*problems[:20], *more)
+        for spec in found:
+            yield from spec.unit.tensors.values()
+        for name, tensor in self._stored.items():
+            if name not in used:
+                original = self.layout.original(name)
+                self._passed[original] = name
+                yield replace(tensor, name=original)
+
+    def read(self, spec: TensorSpec) -> np.ndarray:
+        if spec.name not in self._packed:
+            return self.inner.read(self._stored[self._passed[spec.name]])
+        quant, role = self._packed[spec.name]
+        wanted = replace(quant, parts=tuple(p for p in quant.parts if p.role == role))
+        packed = {t.name: self.inner.read(self._stored[t.name]) for t in self.layout.plan(wanted).tensors}
+        weight = np.empty(spec.shape, BF16)
+        for part, codes in zip(wanted.parts, self.layout.unpack(packed, wanted).parts, strict=True):
+            part.of(weight)[:] = restored(wanted, codes)
+        return weight
+
+    def _problem(self, planned: TensorSpec) -> str | None:
+        stored = self._stored.get(planned.name)
+        if stored is None:
+            return f"{planned.name} is missing from {self.folder()}: the output is not whole"
+        if (stored.dtype, stored.shape) != (planned.dtype, planned.shape):
+            return f"{stored.file}: {stored} should be {planned}"
+        return None
+
+
+def restored(spec: QuantSpec, part: QuantPart) -> np.ndarray:
+    """The BF16 weights [n, k] of a quantised part: (code - zero) * step * scale in float32, then rounded."""
+    n, k = part.codes.shape
+    codes = part.codes.reshape(n, part.scales.shape[1], -1).astype(np.float32)
+    if part.zeros is not None:
+        codes -= part.zeros.astype(np.float32)[:, :, None]
+    codes *= np.float32(spec.step)
+    codes *= part.scales.astype(np.float32)[:, :, None]
+    return native.to_bf16(codes.reshape(n, k))
+
+
+def _layout(inner: Loader, source: Path, registry: Registry) -> Layout:
+    manifest = source / MANIFEST
+    pipeline = read_json(manifest).get("pipeline") if manifest.exists() else None
+    if isinstance(pipeline, dict) and pipeline.get("layout"):
+        options = {k: v for k, v in pipeline["layout"].items() if k != "use"}
+        return registry.build("layout", pipeline["layout"]["use"], options)
+    tensors = {spec.name: spec for spec in inner.scan()}
+    for entry in registry.entries():
+        if not issubclass(entry.cls, Layout):
+            continue
+        try:
+            layout = entry.cls()
+            if any(True for _ in layout.find(tensors, inner.config(), inner.read)):
+                return layout
+        except (Unsupported, ValueError):  # it cannot be read back, or needs options that only a manifest would tell
+            continue
+        except KtforgeError:
+            return layout  # its own, and broken: the scan says what is wrong
+    raise CheckpointError(f"{source} holds no packed weights that an installed layout can read back")

@@ -1,0 +1,88 @@
+"""Loader ``kt-folder``: the .kt files that the writer of the same name leaves, with the safetensors beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import xxhash
+
+from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge.checkpoint import merge_scans
+from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+
+PATTERN = "_layer_*/_numa_*/*.kt"
+_FILE = re.compile(
+    r"_layer_(?P<layer>\d+)/_numa_(?P<part>\d+)/"
+    r"INT[48]_(?P<projection>gate|up|down)_(?P<expert>\d+)_(?P<bytes>\d+)Byte_(?P<kind>quant|scale)_\.kt"
+)
+_KINDS: dict[str, tuple[str, np.dtype]] = {
+    "quant": ("weight", np.dtype(np.int8)),
+    "scale": ("scale", np.dtype(np.float32)),
+}
+
+
+class KtFolderLoader(Loader):
+    """Reads _layer_L/_numa_P/INT4_up_E_NByte_quant_.kt and the like under the names of the layout kt-amx."""
+
+    name: ClassVar[str] = "kt-folder"
+    path: Path
+
+    def folder(self) -> Path:
+        return self.path
+
+    def config(self) -> Mapping[str, Any]:
+        return CheckpointFolder(self.path).config()
+
+    def side_files(self) -> Sequence[Path]:
+        return [p for p in CheckpointFolder(self.path).side_files() if p.suffix != ".kt"]
+
+    def scan(self) -> Iterator[TensorSpec]:
+        scans = {file: [self._spec(file)] for file in self._files()}
+        for spec in self._rest().scan() if self._has_rest() else ():
+            assert spec.file is not None
+            scans.setdefault(spec.file, []).append(spec)
+        return merge_scans(scans, None, self.path)
+
+    def read(self, spec: TensorSpec) -> np.ndarray:
+        assert spec.file is not None
+        if spec.file.suffix != ".kt":
+            return self._rest().read(spec)
+        return np.memmap(spec.file, spec.dtype, "r", shape=spec.shape)
+
+    def sources(self) -> Sequence[SourceFile]:
+        """A .kt file has no header; its name, which holds its size, stands for one."""
+        found = [SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(f.name.encode())) for f in self._files()]
+        return [*found, *(self._rest().sources() if self._has_rest() else ())]
+
+    def _files(self) -> list[Path]:
+        CheckpointFolder(self.path).check()
+        files = sorted(self.path.glob(PATTERN))
+        if not files:
+            raise CheckpointError(f"{self.path} has no {PATTERN} files")
+        return files
+
+    def _spec(self, file: Path) -> TensorSpec:
+        match = _FILE.fullmatch(file.relative_to(self.path).as_posix())
+        if match is None:
+            raise CheckpointError(f"{file} is not named as a .kt file is: INT4_up_0_1024Byte_quant_.kt, for example")
+        size = file.stat().st_size
+        if size != int(match["bytes"]):
+            raise CheckpointError(f"{file} has {size:,} bytes, its name says otherwise: copy or make it again")
+        kind, dtype = _KINDS[match["kind"]]
+        name = f"blk.{match['layer']}.ffn_{match['projection']}_exps.{match['expert']}.numa.{match['part']}.{kind}"
+        return TensorSpec(name, dtype, (size // dtype.itemsize,), file)
+
+    def _has_rest(self) -> bool:
+        return any(self.path.glob("*.safetensors"))
+
+    def _rest(self) -> SafetensorsLoader:
+        return SafetensorsLoader(path=self.path)
+
+
+@hookimpl
+def ktforge_loaders() -> Iterable[type[Loader]]:
+    return [KtFolderLoader]

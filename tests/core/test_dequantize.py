@@ -1,0 +1,112 @@
+"""Whatever was packed comes back as the BF16 weights that its codes and scales stand for."""
+
+import json
+
+import checkpoints
+import numpy as np
+import pytest
+import reference
+from ktforge_plugins import (
+    CompressedTensors,
+    Int4,
+    Int8,
+    KtAmx,
+    KtFolderWriter,
+    SafetensorsLoader,
+    SafetensorsWriter,
+)
+
+from ktforge import CheckpointError, Pipeline, Registry
+from ktforge.dequantize import dequantize_pipeline
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.installed()
+
+
+def kt_values(weight, projection, bits, parts):
+    """The BF16 weights that kt-amx stands for."""
+    shares = []
+    for share in np.split(weight, parts, axis=1 if projection == "down" else 0):
+        codes, scale = reference.quantise(np.ascontiguousarray(share), bits)
+        step = np.float32(16 if bits == 4 else 1)
+        shares.append((codes.astype(np.float32) * step * scale[:, None]).astype(checkpoints.BF16))
+    return np.concatenate(shares, axis=1 if projection == "down" else 0)
+
+
+def group_values(weight, bits, size, symmetric):
+    codes, scales, zeros = reference.quantise_groups(weight, bits, size, symmetric)
+    spread = np.repeat(scales, size, axis=1)
+    return ((codes.astype(np.float32) - np.repeat(zeros, size, axis=1)) * spread).astype(checkpoints.BF16)
+
+
+def round_trip(source, tmp_path, registry, quantizer, layout, writer=SafetensorsWriter, manifest=True):
+    packed, back = tmp_path / "packed", tmp_path / "back"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=quantizer, layout=layout, writer=writer(path=packed)).run()
+    if not manifest:
+        (packed / "ktforge_manifest.json").unlink()
+    dequantize_pipeline(packed, back, registry).run()
+    assert json.loads((back / "config.json").read_text()) == checkpoints.config()
+    return checkpoints.load_output(back)
+
+
+def compare(made, expected):
+    data = checkpoints.tensors()
+    assert made.keys() == data.keys()
+    for name, array in data.items():
+        want = expected(name.split(".")[-2].split("_")[0], array) if ".experts." in name else array
+        assert made[name].dtype == checkpoints.BF16 and made[name].tobytes() == want.tobytes(), name
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+@pytest.mark.parametrize("writer", [SafetensorsWriter, KtFolderWriter])
+@pytest.mark.parametrize(("bits", "parts"), [(4, 1), (4, 4), (8, 2)])
+def test_kt_amx(source, tmp_path, registry, bits, parts, writer, manifest):
+    quantizer = Int4() if bits == 4 else Int8()
+    made = round_trip(source, tmp_path, registry, quantizer, KtAmx(threadpool_count=parts), writer, manifest)
+    compare(made, lambda projection, weight: kt_values(weight, projection, bits, parts))
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+@pytest.mark.parametrize(("bits", "size", "symmetric"), [(4, 32, True), (4, 128, False), (8, 64, True), (8, 32, False)])
+def test_compressed_tensors(source, tmp_path, registry, bits, size, symmetric, manifest):
+    quantizer = (Int4 if bits == 4 else Int8)(group_size=size, symmetric=symmetric)
+    made = round_trip(source, tmp_path, registry, quantizer, CompressedTensors(), manifest=manifest)
+    compare(made, lambda _, weight: group_values(weight, bits, size, symmetric))
+
+
+def test_int_quantized(source, tmp_path, registry):
+    layout = CompressedTensors(format="int-quantized")
+    made = round_trip(source, tmp_path, registry, Int8(group_size=64), layout)
+    compare(made, lambda _, weight: group_values(weight, 8, 64, True))
+
+
+def test_a_part_that_is_missing_is_named(source, tmp_path, registry):
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=KtFolderWriter(path=packed)).run()
+    lost = next(packed.glob("_layer_1/_numa_1/INT4_up_2_*scale_.kt"))
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=r"blk.1.ffn_up_exps.2.numa.1.scale is missing from .*packed"):
+        dequantize_pipeline(packed, tmp_path / "back", registry).plan()
+
+
+def test_a_kt_file_of_another_size_is_named(source, tmp_path, registry):
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=KtFolderWriter(path=packed)).run()
+    cut = next(packed.glob("_layer_0/_numa_0/*quant_.kt"))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{cut.name} has .* bytes, its name says otherwise"):
+        dequantize_pipeline(packed, tmp_path / "back", registry).plan()
+
+
+def test_an_unknown_model_type_cannot_get_its_names_back(source, tmp_path, registry):
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    (packed / "config.json").write_text(json.dumps(checkpoints.config(model_type="brand_new")))
+    with pytest.raises(CheckpointError, match="no architecture file lists the model_type 'brand_new'"):
+        dequantize_pipeline(packed, tmp_path / "back", registry).plan()

@@ -1,0 +1,189 @@
+"""The compressed-tensors layout against the library's own packing, and the rules for what is quantised."""
+
+import json
+
+import checkpoints
+import numpy as np
+import pytest
+import reference
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import QuantizationConfig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ktforge_plugins import CompressedTensors, Int4, Int8, KtAmx
+
+from ktforge import Pipeline, QuantPart, QuantUnit, Rule, TensorSpec, Unit, UnitSpec
+from ktforge.tensors import BF16
+from ktforge.testing import MemoryLoader, MemoryWriter, check_layout, check_quantizer, expert
+
+QUANTIZERS = {4: Int4, 8: Int8}
+
+
+def linear(n, k, seed=0) -> Unit:
+    weight = (np.random.default_rng(seed).standard_normal((n, k)) * 0.1).astype(BF16)
+    return Unit(UnitSpec("m.weight", {"weight": TensorSpec("m.weight", BF16, (n, k))}), {"weight": weight})
+
+
+SHAPES = {"n": st.integers(1, 40), "groups": st.integers(1, 5), "seed": st.integers(0, 1000)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(**SHAPES, size=st.sampled_from([8, 32, "channel"]), bits=st.sampled_from([4, 8]), symmetric=st.booleans())
+def test_packing_equals_the_library(n, groups, seed, size, bits, symmetric):
+    k = groups * (8 if size == "channel" else size)
+    unit = linear(n, k, seed)
+    packed = check_layout(CompressedTensors(), QUANTIZERS[bits](group_size=size, symmetric=symmetric), unit)
+    codes, scales, zeros = reference.quantise_groups(
+        unit.tensors["weight"], bits, k if size == "channel" else size, symmetric
+    )  # fmt: skip
+    want = {
+        "m.weight_packed": pack_to_int32(torch.from_numpy(codes), bits).numpy(),
+        "m.weight_scale": scales.astype(BF16),
+        "m.weight_shape": np.array([n, k]),
+    }
+    if not symmetric:
+        want["m.weight_zero_point"] = pack_to_int32(torch.from_numpy(zeros), bits, packed_dim=0).contiguous().numpy()
+    assert packed.keys() == want.keys()
+    for name, array in want.items():
+        assert packed[name].dtype == array.dtype and packed[name].shape == array.shape, name
+        assert packed[name].tobytes() == array.tobytes(), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SHAPES, bits=st.sampled_from([4, 8]), symmetric=st.booleans(), whole=st.booleans())
+def test_unpack_undoes_pack(n, groups, seed, bits, symmetric, whole):
+    layout = CompressedTensors(format="int-quantized" if whole and bits == 8 else "pack-quantized")
+    unit = linear(n, 8 * groups)
+    spec = QUANTIZERS[bits](group_size=8, symmetric=symmetric).plan(unit.spec, layout.demand(unit.spec))
+    random, top = np.random.default_rng(seed), 1 << (bits - 1)
+    codes = random.integers(-top, top, (n, 8 * groups), np.int8)
+    zeros = None if symmetric else random.integers(-top, top, (n, groups), np.int8)
+    part = QuantPart(codes, random.random((n, groups), np.float32).astype(BF16), zeros)
+    out = {t.name: np.empty(t.shape, t.dtype) for t in layout.plan(spec).tensors}
+    layout.pack(QuantUnit(spec, (part,)), out)
+    (back,) = layout.unpack(out, spec).parts
+    assert np.array_equal(back.codes, codes) and back.scales.tobytes() == part.scales.tobytes()
+    assert zeros is None if back.zeros is None else np.array_equal(back.zeros, zeros)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_kt_amx_unpacks_too(isa, bits, parts):
+    layout, unit = KtAmx(threadpool_count=parts), expert((512, 256))
+    quantizer = QUANTIZERS[bits]()
+    made = check_quantizer(quantizer, layout, unit)
+    back = layout.unpack(check_layout(layout, quantizer, unit), made.spec)
+    for ours, theirs in zip(back.parts, made.parts, strict=True):
+        assert np.array_equal(ours.codes, theirs.codes) and np.array_equal(ours.scales, theirs.scales)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "error"), [(Int4(group_size=32), 0.11), (Int4(group_size=32, symmetric=False), 0.11),
+                             (Int8(group_size=128), 0.01), (Int8(symmetric=False), 0.01)],
+)  # fmt: skip
+def test_quantizers_keep_the_contract(isa, quantizer, error):
+    check_quantizer(quantizer, CompressedTensors(), max_error=error)
+
+
+def test_columns_that_do_not_divide_are_refused():
+    unit = linear(4, 100).spec
+    layout = CompressedTensors()
+    with pytest.raises(Exception, match="group_size 32 does not divide the 100 columns of the weight"):
+        Int4(group_size=32).plan(unit, layout.demand(unit))
+    with pytest.raises(Exception, match="has 100 columns, which is not a multiple of 8 codes a word"):
+        layout.plan(Int4().plan(unit, layout.demand(unit)))
+    with pytest.raises(Exception, match="int-quantized does not hold 4 bits"):
+        CompressedTensors(format="int-quantized").plan(Int4().plan(unit, layout.demand(unit)))
+
+
+@pytest.mark.parametrize("quantizer", [Int4(group_size=32), Int8(symmetric=False)])
+def test_kt_amx_refuses_groups_and_zero_points_in_the_plan(quantizer):
+    loader = MemoryLoader(tensors=checkpoints.tensors(), model=checkpoints.config())
+    plan = Pipeline(loader=loader, quantize=quantizer, layout=KtAmx(), writer=MemoryWriter()).plan()
+    assert "(and 7 more): the layout has room for one scale a row and no zero point" in plan.problems[0]
+    assert "set group_size: channel and symmetric: true" in plan.problems[0]
+
+
+def convert(data, model, quantizer, rules=(), **layout):
+    writer = MemoryWriter()
+    pipeline = Pipeline(
+        loader=MemoryLoader(tensors=data, model=model), quantize=quantizer, rules=rules,
+        layout=CompressedTensors(**layout), writer=writer,
+    )  # fmt: skip
+    plan = pipeline.plan()
+    if plan.problems:
+        return plan.problems
+    pipeline.run()
+    return writer.tensors, json.loads(plan.config_json)
+
+
+def test_a_moe_model_has_its_experts_quantised_and_the_rest_ignored():
+    data = checkpoints.tensors()
+    made, config = convert(data, checkpoints.config(), Int4(group_size=32))
+    modules = {n.removesuffix(".weight") for n in data if ".experts." in n}
+    suffixes = ("weight_packed", "weight_scale", "weight_shape")
+    assert made.keys() == {n for n in data if ".experts." not in n} | {f"{m}.{s}" for m in modules for s in suffixes}
+    quantization = config["quantization_config"]
+    (group,) = quantization["config_groups"].values()
+    assert group["targets"] == ["Linear"] and group["weights"]["group_size"] == 32
+    assert set(quantization["ignore"]) == {
+        n.removesuffix(".weight") for n, a in data.items() if a.ndim == 2 and ".experts." not in n
+    }
+    QuantizationConfig.model_validate(quantization)
+
+
+def test_a_dense_model_has_its_linear_weights_quantised():
+    model, keys = checkpoints.architectures()["qwen2"]
+    random = np.random.default_rng(0)
+    data = {n: random.standard_normal(shape, np.float32).astype(BF16) for n, (_, shape) in keys.items()}
+    made, config = convert(data, model, Int4(group_size=128))
+    kept = {"lm_head.weight", "model.embed_tokens.weight"}
+    for name, array in data.items():
+        quantised = name.endswith("_proj.weight")
+        assert (name.removesuffix("weight") + "weight_packed" in made) == quantised
+        assert (name in made) != quantised
+        assert quantised or name in kept or array.ndim == 1
+    assert config["quantization_config"]["ignore"] == ["lm_head", "model.embed_tokens"]
+
+
+RULES = (
+    Rule(match="*.layers.0.*", quantizer=None),
+    Rule(match=r"re:.*\.experts\.\d+\.down_proj", quantizer=Int8(group_size="channel")),
+    Rule(match="*.self_attn.?_proj.weight", quantizer=Int8(group_size=64)),
+)
+
+
+def test_rules_choose_by_name_and_the_first_match_wins():
+    made, config = convert(checkpoints.tensors(), checkpoints.config(), Int4(group_size=32), RULES)
+    assert not any("layers.0." in n and "_packed" in n for n in made)
+    stem = "model.layers.1.mlp.experts.2"
+    assert made[f"{stem}.gate_proj.weight_packed"].shape == (checkpoints.SIZE, checkpoints.HIDDEN // 8)
+    assert made[f"{stem}.down_proj.weight_packed"].shape == (checkpoints.HIDDEN, checkpoints.SIZE // 4)
+    assert made["model.layers.1.self_attn.k_proj.weight_scale"].shape == (128, 4)
+    assert "model.layers.1.mlp.gate.weight" in made
+    groups = config["quantization_config"]["config_groups"]
+    schemes = [(g["weights"]["num_bits"], g["weights"]["group_size"]) for g in groups.values()]
+    assert schemes == [(4, 32), (8, 64), (8, None)]
+    assert groups["group_0"]["targets"] == ["Linear"]
+    assert groups["group_1"]["targets"] == [f"model.layers.1.self_attn.{p}_proj" for p in "koqv"]
+    assert "model.layers.0.mlp.experts.3.up_proj" in config["quantization_config"]["ignore"]
+
+
+@pytest.mark.parametrize("match", ["*.nothing.*", "*.layers.0.self_attn.*", "*norm.weight"])
+def test_a_rule_that_decides_nothing_is_an_error(match):
+    rules = (*RULES, Rule(match=match, quantizer=None))
+    (problem,) = convert(checkpoints.tensors(), checkpoints.config(), Int4(group_size=32), rules)
+    assert problem.startswith(f"the rule {match!r} matches no weight that can be quantised")
+
+
+def test_a_rule_that_is_no_pattern_is_an_error():
+    with pytest.raises(ValueError, match="is no regular expression"):
+        Rule(match="re:(", quantizer=None)
+
+
+def test_kt_amx_holds_whole_experts_only():
+    rules = (Rule(match="*.down_proj.weight", quantizer=None),)
+    loader = MemoryLoader(tensors=checkpoints.tensors(), model=checkpoints.config())
+    pipeline = Pipeline(loader=loader, quantize=Int4(), rules=rules, layout=KtAmx(), writer=MemoryWriter())
+    assert "kt-amx holds whole routed experts only" in pipeline.plan().problems[0]
