@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationConfig
 from hypothesis import given, settings
@@ -48,6 +49,25 @@ def test_packing_equals_the_library(n, groups, seed, size, bits, symmetric):
     for name, array in want.items():
         assert packed[name].dtype == array.dtype and packed[name].shape == array.shape, name
         assert packed[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "form"), [(4, "pack-quantized"), (8, "pack-quantized"), (8, "int-quantized")])
+def test_the_library_decompresses_what_was_packed(bits, form, symmetric):
+    """With the scheme that config.json declares."""
+    unit = linear(24, 64, 1)
+    model, layout = {"hidden_size": 64, "num_hidden_layers": 1}, CompressedTensors(format=form)
+    writer, loader = MemoryWriter(), MemoryLoader(tensors={"m.weight": unit.tensors["weight"]}, model=model)
+    quantizer = QUANTIZERS[bits](group_size=16, symmetric=symmetric)
+    plan = Pipeline(loader=loader, quantize=quantizer, layout=layout, writer=writer).run()
+    config = QuantizationConfig.model_validate(json.loads(plan.config_json)["quantization_config"])
+    state = {n.removeprefix("m."): checkpoints.as_torch(a) for n, a in writer.tensors.items()}
+    restored = BaseCompressor.get_value_from_registry(form).decompress(state, config.config_groups["group_0"])
+    codes, scales, zeros = reference.quantise_groups(unit.tensors["weight"], bits, 16, symmetric)
+    want = (codes.astype(np.float32) - np.repeat(zeros, 16, axis=1)) * np.repeat(scales, 16, axis=1)
+    assert np.array_equal(
+        checkpoints.as_numpy(restored["weight"]).astype(np.float32), want.astype(BF16).astype(np.float32)
+    )
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from ktforge_plugins import AutoLoader, CompressedTensors, Int4, Int8, SafetensorsWriter
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from ktforge import Pipeline, Registry
 from ktforge.dequantize import dequantize_pipeline
@@ -39,14 +39,20 @@ def load(folder, **options):
     return model
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
-@pytest.mark.parametrize(
-    ("quantizer", "form"),
-    [(Int4(group_size=32), "pack-quantized"), (Int4(group_size=32, symmetric=False), "pack-quantized"),
-     (Int8(group_size=64), "pack-quantized"), (Int8(), "int-quantized")],
-    ids=["int4", "int4-asymmetric", "int8", "int8-whole"],
-)  # fmt: skip
-def test_transformers(tmp_path, source, kind, quantizer, form):
+INT4, ASYMMETRIC = Int4(group_size=32), Int4(group_size=32, symmetric=False)
+#: What transformers 5.24 with compressed-tensors 0.20 loads: see docs/readers.md for what it does not.
+CASES = [
+    ("qwen2", INT4, "pack-quantized", False),
+    ("qwen2", Int8(group_size=64), "pack-quantized", False),
+    ("qwen2", Int8(), "int-quantized", False),
+    ("qwen2", ASYMMETRIC, "pack-quantized", True),
+    ("qwen3_moe", INT4, "pack-quantized", False),
+    ("qwen3_moe", Int8(group_size=64), "pack-quantized", False),
+]
+
+
+@pytest.mark.parametrize(("kind", "quantizer", "form", "ahead"), CASES)
+def test_transformers(tmp_path, source, kind, quantizer, form, ahead):
     source = qwen2(tmp_path / "qwen2") if kind == "qwen2" else source
     packed, back = tmp_path / "packed", tmp_path / "back"
     Pipeline(
@@ -55,11 +61,12 @@ def test_transformers(tmp_path, source, kind, quantizer, form):
     ).run()  # fmt: skip
     assert "quantization_config" in json.loads((packed / "config.json").read_text())
     dequantize_pipeline(packed, back, Registry.installed()).run()
-    quantised, plain = load(packed, dtype=torch.float32), load(back, dtype=torch.float32)
+    options = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if ahead else {}
+    quantised, plain = load(packed, dtype=torch.float32, **options), load(back, dtype=torch.float32)
     generated = quantised.generate(TOKENS[:1, :4], max_new_tokens=4, do_sample=False)
     assert generated.shape == (1, 8)
     with torch.no_grad():
         got, want = quantised(TOKENS).logits.float(), plain(TOKENS).logits
     error = (got - want).norm() / want.norm()
-    print(f"{kind} {quantizer.name}: relative error of the logits {error:.5f}")
+    print(f"{kind} {quantizer.name} {form}: relative error of the logits {error:.5f}")
     assert error < 0.02
