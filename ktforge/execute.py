@@ -12,6 +12,7 @@ import numpy as np
 import pluggy
 
 from ktforge.errors import PluginError
+from ktforge.lazy import Pending, pending
 from ktforge.plan import Plan, PlannedUnit, Result
 from ktforge.registry import blame, owner
 from ktforge.stages import Loader, Preprocessor, Quantizer, Sink, Stage
@@ -104,12 +105,17 @@ def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[U
 def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink) -> None:
     quantizer, layout = plan.pipeline.quantize, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
-    with blame(quantizer, result.unit.name):
-        quantised = quantizer.quantize(unit, result.quant)
-    _check_quantised(quantizer, quantised, result.quant)
     buffers = {t.name: np.empty(t.shape, t.dtype) for t in result.packed.tensors}
-    with blame(layout, result.unit.name):
-        layout.pack(quantised, buffers)
+    fused = layout.fused(quantizer, result.quant)
+    if fused is not None:
+        with blame(layout, result.unit.name):
+            fused(unit, buffers)
+    else:
+        with blame(quantizer, result.unit.name):
+            quantised = quantizer.quantize(unit, result.quant)
+        _check_quantised(quantizer, quantised, result.quant)
+        with blame(layout, result.unit.name):
+            layout.pack(quantised, buffers)
     for tensor in result.packed.tensors:
         sink.write(tensor, buffers[tensor.name])
 
@@ -119,7 +125,9 @@ def _checked(stage: Stage, unit: Unit, spec: UnitSpec) -> Unit:
         got, planned = sorted(unit.tensors), sorted(spec.tensors)
         raise PluginError(f"{owner(stage)} delivered {got} of {spec.name}; {planned} were planned")
     for role, tensor in spec.tensors.items():
-        _check_array(stage, tensor.name, unit.tensors[role], tensor.dtype, tensor.shape)
+        waiting = pending(unit.tensors, role)
+        array = unit.tensors[role] if waiting is None else waiting
+        _check_array(stage, tensor.name, array, tensor.dtype, tensor.shape)
     return Unit(spec, unit.tensors)
 
 
@@ -139,7 +147,8 @@ def _check_quantised(stage: Quantizer, unit: QuantUnit, spec: QuantSpec) -> None
             _check_array(stage, f"the zero points of {name}", got.zeros, np.dtype(np.int8), groups)
 
 
-def _check_array(stage: Stage, name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-        got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+def _check_array(stage: Stage, name: str, array: np.ndarray | Pending, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    is_array = isinstance(array, np.ndarray | Pending)
+    if not is_array or array.dtype != dtype or array.shape != shape:
+        got = f"{array.dtype} {list(array.shape)}" if is_array else type(array).__name__
         raise PluginError(f"{owner(stage)} delivered {name} as {got}; {dtype_name(dtype)} {list(shape)} was planned")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -110,6 +110,10 @@ class Quantizer(Stage):
         """Codes and scales as planned. Raises :class:`~ktforge.CheckpointError` for a weight that is not finite."""
 
 
+#: Fills the buffers of a packed unit from a unit that is not quantised.
+Fused = Callable[[Unit, PackedUnit], None]
+
+
 class Layout(Stage):
     """Arranges codes and scales as an engine reads them, and names the tensors of the output."""
 
@@ -127,6 +131,14 @@ class Layout(Stage):
     @abstractmethod
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         """Fills every byte of every buffer in ``out``."""
+
+    def fused(self, quantizer: Quantizer, spec: QuantSpec) -> Fused | None:
+        """A function that does ``quantizer.quantize`` and :meth:`pack` in one step, to the same bytes; None if this
+        layout knows no such function for that quantizer and what it planned.
+
+        It may read tensors that :func:`ktforge.lazy.pending` finds without having them made.
+        """
+        return None
 
     def passthrough(self, tensor: TensorSpec) -> str | None:
         """The output name of a tensor that is not quantised; None leaves it out."""

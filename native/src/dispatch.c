@@ -3,9 +3,8 @@
 #include <string.h>
 
 #include "cpu.h"
+#include "kt_amx.h"
 #include "table.h"
-
-enum { TILE_ROWS = 16, STEP_ROWS = 32, TILE_BYTES = 1024, STEP_COLS_I8 = 64, STEP_COLS_I4 = 128, BLOCK_COLS = 3584 };
 
 static int always(void) { return 1; }
 
@@ -59,35 +58,17 @@ int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, i
     return KTQ_BAD_SHAPE;
 }
 
-/* Blocks of rows, then blocks of columns, then steps of 32 rows, then steps of columns, then two tiles of 16 rows:
- * what the order amounts to is stated once, here, for every instruction set. */
 int ktq_kt_amx_pack(const int8_t *codes, size_t n, size_t k, int bits, int8_t *out) {
-    if (bits != 8 && bits != 4) return KTQ_BAD_SHAPE;
-    const size_t block_rows = bits == 8 ? 64 : 128;
-    const size_t step_cols = bits == 8 ? STEP_COLS_I8 : STEP_COLS_I4;
-    if (n % STEP_ROWS != 0 || k % step_cols != 0) return KTQ_BAD_SHAPE;
-    void (*tile)(const int8_t *, size_t, int8_t *) = bits == 8 ? table()->kt_amx_tile_i8 : table()->kt_amx_tile_i4;
-    for (size_t row0 = 0; row0 < n; row0 += block_rows)
-        for (size_t col0 = 0; col0 < k; col0 += BLOCK_COLS)
-            for (size_t row = row0; row < n && row < row0 + block_rows; row += STEP_ROWS)
-                for (size_t col = col0; col < k && col < col0 + BLOCK_COLS; col += step_cols)
-                    for (size_t half = 0; half < STEP_ROWS; half += TILE_ROWS) {
-                        tile(codes + (row + half) * k + col, k, out);
-                        out += TILE_BYTES;
-                    }
+    if (!ktq_kt_amx_fits(n, k, bits)) return KTQ_BAD_SHAPE;
+    ktq_kt_amx_pack_with(table(), codes, n, k, bits, out);
     return KTQ_OK;
 }
 
 int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, size_t scale_stride, size_t block_rows,
                     size_t block_cols, uint16_t *out) {
     if (block_rows == 0 || block_cols == 0) return KTQ_BAD_SHAPE;
-    for (size_t row = 0; row < n; row++) {
-        const float *scales = scale + row / block_rows * scale_stride;
-        for (size_t col = 0; col < k; col += block_cols) {
-            size_t count = k - col < block_cols ? k - col : block_cols;
-            table()->fp8_row(w + row * k + col, count, scales[col / block_cols], out + row * k + col);
-        }
-    }
+    const struct ktq_blocks blocks = {scale, scale_stride, block_rows, block_cols, 0, 0};
+    ktq_fp8_rectangle(table(), w, k, 0, n, 0, k, &blocks, out, k);
     return KTQ_OK;
 }
 
@@ -99,4 +80,16 @@ int ktq_f16_to_bf16(const uint16_t *x, size_t count, uint16_t *out) {
 int ktq_f32_to_bf16(const float *x, size_t count, uint16_t *out) {
     table()->f32_row(x, count, out);
     return KTQ_OK;
+}
+
+int ktq_kt_amx_from_bf16(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *out, float *scales,
+                         struct ktq_where *where) {
+    if (!ktq_kt_amx_fits(n, k, bits) || stride < k) return KTQ_BAD_SHAPE;
+    return ktq_kt_amx_bf16_with(table(), w, n, k, stride, bits, out, scales, where);
+}
+
+int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, const struct ktq_blocks *blocks, int bits,
+                        int8_t *out, float *scales, struct ktq_where *where) {
+    if (!ktq_kt_amx_fits(n, k, bits) || stride < k || blocks->rows == 0 || blocks->cols == 0) return KTQ_BAD_SHAPE;
+    return ktq_kt_amx_fp8_with(table(), w, n, k, stride, blocks, bits, out, scales, where);
 }

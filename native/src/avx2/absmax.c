@@ -3,17 +3,7 @@
 
 #include "../scalar/absmax.h"
 #include "../table.h"
-
-/* Signed saturation of rint(w * inverse) for 16 weights, in their own order: interleaving with zeros both widens a
- * bf16 to float32 and leaves the two halves just as packs wants them back. */
-static inline __m256i codes16(const uint16_t *w, __m256 inverse) {
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i v = _mm256_loadu_si256((const __m256i *)w);
-    __m256 lo = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, v));
-    __m256 hi = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, v));
-    return _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(lo, inverse)),
-                              _mm256_cvtps_epi32(_mm256_mul_ps(hi, inverse)));
-}
+#include "codes.h"
 
 /* Rounds 8-bit codes to a multiple of 16, half away from zero, and divides by 16. */
 static inline __m256i nibbles16(__m256i codes) {
@@ -26,7 +16,7 @@ static inline void store32(int8_t *out, __m256i first, __m256i second) {
     _mm256_storeu_si256((__m256i *)out, _mm256_permute4x64_epi64(bytes, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 
-static uint16_t absmax_bits(const uint16_t *w, size_t k) {
+uint16_t ktq_avx2_bf16_amax(const uint16_t *w, size_t k) {
     const __m256i mask = _mm256_set1_epi16(0x7FFF);
     __m256i top0 = _mm256_setzero_si256(), top1 = top0;
     size_t j = 0;
@@ -49,7 +39,7 @@ static uint16_t absmax_bits(const uint16_t *w, size_t k) {
 int ktq_avx2_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
                        struct ktq_where *where) {
     for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = absmax_bits(w, k);
+        uint16_t amax = ktq_avx2_bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
         scales[i] = ktq_scale_i8(ktq_row_absmax(w, k, amax));
         float inverse = ktq_inverse(scales[i]);
@@ -66,7 +56,7 @@ int ktq_avx2_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int
 int ktq_avx2_absmax_i4(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
                        struct ktq_where *where) {
     for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = absmax_bits(w, k);
+        uint16_t amax = ktq_avx2_bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
         scales[i] = ktq_scale_i4(ktq_row_absmax(w, k, amax));
         float inverse = ktq_inverse(scales[i]);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,15 +15,20 @@ from ktforge import (
     PackedSpec,
     PackedUnit,
     Part,
+    Quantizer,
     QuantSpec,
     QuantUnit,
     TensorSpec,
+    Unit,
     UnitSpec,
     Unsupported,
     hookimpl,
     native,
 )  # fmt: skip
 from ktforge.grouping import canonical
+from ktforge.lazy import pending
+from ktforge.stages import Fused
+from ktforge_plugins.quantize.absmax import AbsmaxQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 #: More NUMA nodes than any machine has.
@@ -72,6 +78,23 @@ class KtAmx(Layout):
             stem = self._stem(unit.spec.unit, part)
             native.kt_amx_pack(quantised.codes, unit.spec.bits, out[f"{stem}.weight"])
             out[f"{stem}.scale"][:] = quantised.scales[:, 0]
+
+    def fused(self, quantizer: Quantizer, spec: QuantSpec) -> Fused | None:
+        """One pass for the absmax quantizers, unless a subclass of theirs or of this layout does something else."""
+        known = type(quantizer).quantize is AbsmaxQuantizer.quantize and type(self).pack is KtAmx.pack
+        return partial(self._quantise_and_pack, spec) if known and spec.method == f"absmax-int{spec.bits}/1" else None
+
+    def _quantise_and_pack(self, spec: QuantSpec, unit: Unit, out: PackedUnit) -> None:
+        for part in spec.parts:
+            role, stem = f"{part.projection}.weight", self._stem(spec.unit, part)
+            weight = pending(unit.tensors, role)
+            try:
+                native.absmax_kt_amx(
+                    weight if isinstance(weight, native.Fp8Blocks) else unit.tensors[role], part, spec.bits,
+                    out[f"{stem}.weight"], out[f"{stem}.scale"],
+                )  # fmt: skip
+            except native.NotFinite as error:
+                raise not_finite(spec.unit.tensors[role], part, error) from error
 
     def passthrough(self, tensor: TensorSpec) -> str | None:
         if self.non_experts == "omit":

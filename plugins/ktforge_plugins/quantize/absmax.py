@@ -9,10 +9,12 @@ import numpy as np
 from ktforge import (
     CheckpointError,
     Demand,
+    Part,
     Quantizer,
     QuantPart,
     QuantSpec,
     QuantUnit,
+    TensorSpec,
     Unit,
     UnitSpec,
     Unsupported,
@@ -48,11 +50,15 @@ class AbsmaxQuantizer(Quantizer):
             try:
                 native.absmax(part.of(unit.tensors[role]), spec.bits, codes, scales.reshape(-1))
             except native.NotFinite as error:
-                row, col = error.row + part.rows[0], error.col + part.cols[0]
-                tensor = unit.spec.tensors[role]
-                raise CheckpointError(
-                    f"{tensor.file or 'the checkpoint'}: {tensor.name} is NaN or infinite at row {row}, column {col}: "
-                    "the checkpoint is damaged or was broken in training; get a good copy"
-                ) from error
+                raise not_finite(unit.spec.tensors[role], part, error) from error
             done.append(QuantPart(codes, scales))
         return QuantUnit(spec, tuple(done))
+
+
+def not_finite(tensor: TensorSpec, part: Part, error: native.NotFinite) -> CheckpointError:
+    """The refusal of a weight that is NaN or infinite at a place in ``part``."""
+    row, col = error.row + part.rows[0], error.col + part.cols[0]
+    return CheckpointError(
+        f"{tensor.file or 'the checkpoint'}: {tensor.name} is NaN or infinite at row {row}, column {col}: "
+        "the checkpoint is damaged or was broken in training; get a good copy"
+    )
