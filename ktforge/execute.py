@@ -12,6 +12,7 @@ import numpy as np
 import pluggy
 
 from ktforge.errors import PluginError
+from ktforge.lazy import Pending, pending
 from ktforge.plan import Plan, PlannedUnit, Result
 from ktforge.registry import blame, owner
 from ktforge.stages import Loader, Preprocessor, Quantizer, Sink, Stage
@@ -23,44 +24,100 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def execute(plan: Plan, hook: pluggy.HookRelay, *, overwrite: bool = False, workers: int | None = None) -> None:
+def execute(
+    plan: Plan,
+    hook: pluggy.HookRelay,
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
+    memory_limit: int | None = None,
+) -> None:
     """Runs ``plan`` with so many ``workers`` (default: one a core); the output does not depend on their number.
 
-    Raises PlanError for a plan with refusals, OutputError, CheckpointError for damaged weights, PluginError.
+    ``memory_limit`` bounds the bytes of the units in flight (:attr:`~ktforge.plan.PlannedUnit.working_bytes`); workers
+    wait where it does not allow another one. Raises PlanError for a plan with refusals or a unit above the limit,
+    OutputError, CheckpointError for damaged weights, PluginError.
     """
     plan.check()
+    plan.check_memory(memory_limit)
     hook.ktforge_planned(plan=plan)
+    loader = plan.pipeline.loader
     with plan.pipeline.writer.open(plan, overwrite=overwrite) as sink:
 
         def work(planned: PlannedUnit) -> None:
             started = time.perf_counter()
-            _run_unit(plan, planned, sink)
+            try:
+                _run_unit(plan, planned, sink)
+            finally:
+                for tensor in planned.source.tensors.values():
+                    with blame(loader, tensor.name):
+                        loader.release(tensor)
             hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
 
-        _for_each(plan.units, work, workers or default_workers())
+        _for_each(plan.units, loader, work, workers or default_workers(), memory_limit)
 
 
-def _for_each(units: Sequence[PlannedUnit], work: Callable[[PlannedUnit], None], workers: int) -> None:
-    """Calls ``work`` on all units from ``workers`` threads; the first exception stops the others at their next unit."""
+def _for_each(
+    units: Sequence[PlannedUnit],
+    loader: Loader,
+    work: Callable[[PlannedUnit], None],
+    workers: int,
+    memory_limit: int | None,
+) -> None:
+    """Calls ``work`` on all units from ``workers`` threads; the first exception stops the others at their next unit.
+
+    Units are taken in their order, which is nearly that of the files, and announced to the loader a round ahead.
+    """
     remaining = iter(units)
-    lock = threading.Lock()
+    ahead = iter(units)
+    in_flight = 0
+    changed = threading.Condition()
     stop = threading.Event()
 
-    def loop() -> None:
-        while not stop.is_set():
-            with lock:
-                unit = next(remaining, None)
+    def take() -> PlannedUnit | None:
+        nonlocal in_flight
+        with changed:
+            unit = next(remaining, None)
             if unit is None:
-                return
-            work(unit)
+                return None
+            size = unit.working_bytes
+            changed.wait_for(lambda: memory_limit is None or in_flight + size <= memory_limit or stop.is_set())
+            in_flight += size
+            coming = next(ahead, None)
+        if coming is not None:
+            for tensor in coming.source.tensors.values():
+                with blame(loader, tensor.name):
+                    loader.prefetch(tensor)
+        return None if stop.is_set() else unit
 
+    def loop() -> None:
+        nonlocal in_flight
+        try:
+            while not stop.is_set() and (unit := take()) is not None:
+                try:
+                    work(unit)
+                finally:
+                    with changed:
+                        in_flight -= unit.working_bytes
+                        changed.notify_all()
+        except BaseException:
+            halt()
+            raise
+
+    def halt() -> None:
+        with changed:
+            stop.set()
+            changed.notify_all()
+
+    for _ in range(min(workers, len(units))):  # those that the workers take first need no announcement
+        next(ahead)
     with ThreadPoolExecutor(workers, thread_name_prefix="ktforge") as pool:
         try:
             futures = [pool.submit(loop) for _ in range(workers)]
             for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                 future.result()
         finally:
-            stop.set()
+            halt()
 
 
 def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:
@@ -105,12 +162,17 @@ def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[U
 def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink) -> None:
     quantizer, layout = result.quantizer, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
-    with blame(quantizer, result.unit.name):
-        quantised = quantizer.quantize(unit, result.quant)
-    _check_quantised(quantizer, quantised, result.quant)
     buffers = {t.name: np.empty(t.shape, t.dtype) for t in result.packed.tensors}
-    with blame(layout, result.unit.name):
-        layout.pack(quantised, buffers)
+    fused = layout.fused(quantizer, result.quant)
+    if fused is not None:
+        with blame(layout, result.unit.name):
+            fused(unit, buffers)
+    else:
+        with blame(quantizer, result.unit.name):
+            quantised = quantizer.quantize(unit, result.quant)
+        _check_quantised(quantizer, quantised, result.quant)
+        with blame(layout, result.unit.name):
+            layout.pack(quantised, buffers)
     for tensor in result.packed.tensors:
         sink.write(tensor, buffers[tensor.name])
 
@@ -120,7 +182,9 @@ def _checked(stage: Stage, unit: Unit, spec: UnitSpec) -> Unit:
         got, planned = sorted(unit.tensors), sorted(spec.tensors)
         raise PluginError(f"{owner(stage)} delivered {got} of {spec.name}; {planned} were planned")
     for role, tensor in spec.tensors.items():
-        _check_array(stage, tensor.name, unit.tensors[role], tensor.dtype, tensor.shape)
+        waiting = pending(unit.tensors, role)
+        array = unit.tensors[role] if waiting is None else waiting
+        _check_array(stage, tensor.name, array, tensor.dtype, tensor.shape)
     return Unit(spec, unit.tensors)
 
 
@@ -140,7 +204,8 @@ def _check_quantised(stage: Quantizer, unit: QuantUnit, spec: QuantSpec) -> None
             _check_array(stage, f"the zero points of {name}", got.zeros, np.dtype(np.int8), groups)
 
 
-def _check_array(stage: Stage, name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-        got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+def _check_array(stage: Stage, name: str, array: np.ndarray | Pending, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    is_array = isinstance(array, np.ndarray | Pending)
+    if not is_array or array.dtype != dtype or array.shape != shape:
+        got = f"{array.dtype} {list(array.shape)}" if is_array else type(array).__name__
         raise PluginError(f"{owner(stage)} delivered {name} as {got}; {dtype_name(dtype)} {list(shape)} was planned")

@@ -6,12 +6,13 @@ Every function checks dtypes, shapes and contiguity before it hands out a pointe
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 
 from ktforge._native import ffi, lib
 from ktforge.errors import ConfigError
-from ktforge.tensors import BF16, F8_E4M3
+from ktforge.tensors import BF16, F8_E4M3, Part
 
 ISA_VARIABLE = "KTFORGE_ISA"
 
@@ -22,6 +23,43 @@ class NotFinite(ValueError):
     def __init__(self, row: int, col: int) -> None:
         super().__init__(f"row {row}, column {col}")
         self.row, self.col = row, col
+
+
+@dataclass(frozen=True)
+class Fp8Blocks:
+    """A bf16 matrix that is not made yet (:class:`ktforge.lazy.Pending`): :func:`fp8_to_bf16` of these arrays.
+
+    ``codes``: float8_e4m3fn [n, k]; ``scale``: float32, one for each ``block`` (rows, columns). Raises ValueError.
+    """
+
+    codes: np.ndarray
+    scale: np.ndarray
+    block: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        codes, (rows, cols) = self.codes, self.block
+        _require(codes.ndim == 2 and _is(codes, F8_E4M3, codes.shape), "weight must be contiguous float8_e4m3fn [n, k]")
+        _require(rows > 0 and cols > 0, "blocks must not be empty")
+        shape = (-(-codes.shape[0] // rows), -(-codes.shape[1] // cols))
+        _require(_is(self.scale, np.float32, shape), f"scale must be contiguous float32 {list(shape)}")
+
+    @property
+    def dtype(self) -> np.dtype:
+        return BF16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    def make(self) -> np.ndarray:
+        (n, k), (rows, cols) = self.codes.shape, self.block
+        out = np.empty((n, k), BF16)
+        status = lib.ktq_fp8_to_bf16(
+            _pointer(self.codes, "uint8_t *"), n, k, _pointer(self.scale, "float *"), self.scale.shape[1], rows, cols,
+            _pointer(out, "uint16_t *"),
+        )  # fmt: skip
+        _require(status == lib.KTQ_OK, "blocks must not be empty")
+        return out
 
 
 def isas() -> dict[str, bool]:
@@ -129,21 +167,38 @@ def nibbles_unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return codes
 
 
+def absmax_kt_amx(weight: np.ndarray | Fp8Blocks, part: Part, bits: int, out: np.ndarray, scales: np.ndarray) -> None:
+    """:func:`absmax` and :func:`kt_amx_pack` of a part of bf16 ``weight`` in one pass, without an array of codes; of an
+    :class:`Fp8Blocks` also without one of bf16.
+
+    ``out``: int8 [n * k * bits / 8], ``scales``: float32 [n] for a part of [n, k]. Raises NotFinite with the place in
+    the part, ValueError.
+    """
+    _require(weight.dtype == BF16 and len(weight.shape) == 2, "weight must be bf16 [n, k]")
+    source = part.of(weight.codes if isinstance(weight, Fp8Blocks) else weight)
+    n, k = source.shape
+    _require((n, k) == part.shape, "the part must lie within the weight")
+    stride = _row_stride(source)
+    _require(bits in (4, 8) and _is(out, np.int8, (n * k * bits // 8,)), "out must be int8 [n * k * bits / 8]")
+    _require(_is(scales, np.float32, (n,)), "scales must be contiguous float32 [n]")
+    where = ffi.new("struct ktq_where *")
+    to = bits, _pointer(out, "int8_t *"), _pointer(scales, "float *"), where
+    if isinstance(weight, Fp8Blocks):
+        blocks = ffi.new("struct ktq_blocks *", {
+            "scale": _pointer(weight.scale, "float *"), "stride": weight.scale.shape[1],
+            "rows": weight.block[0], "cols": weight.block[1], "row0": part.rows[0], "col0": part.cols[0],
+        })  # fmt: skip
+        status = lib.ktq_kt_amx_from_fp8(_pointer(source, "uint8_t *"), n, k, stride, blocks, *to)
+    else:
+        status = lib.ktq_kt_amx_from_bf16(_pointer(source, "uint16_t *"), n, k, stride, *to)
+    if status == lib.KTQ_NOT_FINITE:
+        raise NotFinite(where.row, where.col)
+    _require(status == lib.KTQ_OK, f"[{n}, {k}] does not divide into tiles of {bits} bits")
+
+
 def fp8_to_bf16(weight: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """float8_e4m3fn ``weight`` [n, k] times float32 ``scale`` [ceil(n / block[0]), ceil(k / block[1])], as bf16."""
-    _require(weight.ndim == 2 and _is(weight, F8_E4M3, weight.shape), "weight must be contiguous float8_e4m3fn [n, k]")
-    n, k = weight.shape
-    rows, cols = block
-    _require(rows > 0 and cols > 0, "blocks must not be empty")
-    shape = (-(-n // rows), -(-k // cols))
-    _require(_is(scale, np.float32, shape), f"scale must be contiguous float32 {list(shape)}")
-    out = np.empty((n, k), BF16)
-    status = lib.ktq_fp8_to_bf16(
-        _pointer(weight, "uint8_t *"), n, k, _pointer(scale, "float *"), shape[1], rows, cols,
-        _pointer(out, "uint16_t *"),
-    )  # fmt: skip
-    _require(status == lib.KTQ_OK, "blocks must not be empty")
-    return out
+    return Fp8Blocks(weight, scale, block).make()
 
 
 def to_bf16(array: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ktforge.checkpoint import CONFIG, MANIFEST, read_json
 from ktforge.errors import OutputError, PluginError
+from ktforge.fileio import allocate, write_back
 from ktforge.manifest import manifest_json
 from ktforge.tensors import FileSpec, TensorSpec
 
@@ -100,6 +101,7 @@ class FolderSink:
         if data.nbytes:
             flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
             _pwrite_all(self._descriptor(file), flat.data, offset)
+            write_back(self._descriptor(file), offset, data.nbytes)
         self._written(file)
 
     def finish(self) -> None:
@@ -123,7 +125,7 @@ class FolderSink:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
                 self._open[file.path] = descriptor
-                os.ftruncate(descriptor, file.nbytes)
+                allocate(descriptor, file.nbytes)
                 _pwrite_all(descriptor, memoryview(file.header), 0)
             return self._open[file.path]
 

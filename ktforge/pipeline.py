@@ -78,17 +78,26 @@ class Pipeline(BaseModel):
 
         return make_plan(self)
 
-    def run(self, *, overwrite: bool = False, workers: int | None = None, registry: Registry | None = None) -> Plan:
+    def run(
+        self,
+        *,
+        overwrite: bool = False,
+        workers: int | None = None,
+        memory_limit: int | None = None,
+        registry: Registry | None = None,
+    ) -> Plan:
         """Plans and converts; returns the plan that was carried out.
 
         ``overwrite`` replaces what is in the output folder, ``workers`` is the number of threads (default: one a
-        core), ``registry`` brings observers. Raises KtforgeError; then the output folder is as it was.
+        core), ``memory_limit`` bounds the bytes they work on at once, ``registry`` brings observers. Raises
+        KtforgeError; then the output folder is as it was.
         """
         from ktforge.execute import execute
         from ktforge.registry import Registry
 
         plan = self.plan()
-        execute(plan, (registry or Registry()).hook, overwrite=overwrite, workers=workers)
+        hook = (registry or Registry()).hook
+        execute(plan, hook, overwrite=overwrite, workers=workers, memory_limit=memory_limit)
         return plan
 
     def to_dict(self) -> dict[str, Any]:

@@ -95,6 +95,15 @@ class Plan:
         if self.problems:
             raise PlanError(*self.problems)
 
+    def check_memory(self, limit: int | None) -> None:
+        """Raises PlanError if a unit alone needs more than ``limit`` bytes (None: no limit)."""
+        largest = max(self.units, key=lambda u: u.working_bytes, default=None)
+        if limit is not None and largest is not None and largest.working_bytes > limit:
+            raise PlanError(
+                f"{largest.source.name} needs {largest.working_bytes / 1e6:,.0f} MB, more than the memory limit of "
+                f"{limit / 1e6:,.0f} MB: allow at least that"
+            )
+
     @cached_property
     def source_bytes(self) -> int:
         return sum(u.source.nbytes for u in self.units)

@@ -69,6 +69,12 @@ class Loader(Stage):
     def read(self, spec: TensorSpec) -> np.ndarray:
         """The data of a scanned tensor in its dtype and shape; thread-safe, read-only, without a copy if possible."""
 
+    def prefetch(self, spec: TensorSpec) -> None:
+        """A hint that a scanned tensor will be read soon; must not wait for it. By default nothing happens."""
+
+    def release(self, spec: TensorSpec) -> None:
+        """A hint that what :meth:`read` gave of a tensor is not needed any more; memory behind it may go."""
+
     @abstractmethod
     def config(self) -> Mapping[str, Any]:
         """The parsed config.json."""
@@ -114,6 +120,10 @@ class Quantizer(Stage):
         """Codes and scales as planned. Raises :class:`~ktforge.CheckpointError` for a weight that is not finite."""
 
 
+#: Fills the buffers of a packed unit from a unit that is not quantised.
+Fused = Callable[[Unit, PackedUnit], None]
+
+
 class Layout(Stage):
     """Arranges codes and scales as an engine reads them, and names the tensors of the output."""
 
@@ -150,6 +160,14 @@ class Layout(Stage):
     def original(self, name: str) -> str:
         """The inverse of :meth:`passthrough`, as far as names tell."""
         return name
+
+    def fused(self, quantizer: Quantizer, spec: QuantSpec) -> Fused | None:
+        """A function that does ``quantizer.quantize`` and :meth:`pack` in one step, to the same bytes; None if this
+        layout knows no such function for that quantizer and what it planned.
+
+        It may read tensors that :func:`ktforge.lazy.pending` finds without having them made.
+        """
+        return None
 
     def passthrough(self, tensor: TensorSpec) -> str | None:
         """The output name of a tensor that is not quantised; None leaves it out."""

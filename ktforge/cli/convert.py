@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktforge.cli.options import InputPath, Output, Overwrite
+from ktforge.cli.options import InputPath, MemoryLimit, Output, Overwrite, Workers
 
 NAME = "convert"
 
@@ -58,6 +58,8 @@ def command(
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
     ] = False,
     overwrite: Overwrite = False,
+    workers: Workers = None,
+    memory_limit: MemoryLimit = None,
     print_pipeline: Annotated[
         bool, typer.Option("--print-pipeline", help="Print the pipeline file for these options and write nothing.")
     ] = False,
@@ -94,4 +96,4 @@ def command(
     if print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)
     else:
-        carry_out(pipeline, registry, overwrite=overwrite)
+        carry_out(pipeline, registry, overwrite=overwrite, workers=workers, memory_limit=memory_limit)

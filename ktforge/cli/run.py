@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ktforge.cli.options import Overwrite, PipelineFile, Sets
+from ktforge.cli.options import MemoryLimit, Overwrite, PipelineFile, Sets, Workers
 
 NAME = "run"
 
@@ -14,6 +14,8 @@ def command(
     sets: Sets = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
     overwrite: Overwrite = False,
+    workers: Workers = None,
+    memory_limit: MemoryLimit = None,
 ) -> None:
     """Run a pipeline file."""
     from ktforge.cli.plan import show
@@ -26,4 +28,4 @@ def command(
     if dry_run:
         show(built.plan(), as_json=False)
     else:
-        carry_out(built, registry, overwrite=overwrite)
+        carry_out(built, registry, overwrite=overwrite, workers=workers, memory_limit=memory_limit)

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 LINE_EVERY = 10.0
 
 
-def carry_out(pipeline: Pipeline, registry: Registry, *, overwrite: bool) -> None:
+def carry_out(
+    pipeline: Pipeline, registry: Registry, *, overwrite: bool, workers: int | None, memory_limit: str | None
+) -> None:
     """Runs the pipeline with a progress bar on a terminal, and plain lines elsewhere."""
+    limit = None if memory_limit is None else _parsed(memory_limit)
     progress = Bar() if sys.stderr.isatty() else Lines()
     registry.add(progress, name="ktforge-progress")
     started = time.perf_counter()
     try:
-        plan = pipeline.run(overwrite=overwrite, registry=registry)
+        plan = pipeline.run(overwrite=overwrite, workers=workers, memory_limit=limit, registry=registry)
     finally:
         progress.stop()
     seconds = time.perf_counter() - started
@@ -33,6 +36,16 @@ def carry_out(pipeline: Pipeline, registry: Registry, *, overwrite: bool) -> Non
         f"{pipeline.writer.folder()}: {plan.expert_units:,} experts, {gigabytes(plan.source_bytes)} → "
         f"{gigabytes(plan.output_bytes)} in {seconds:,.1f} s ({gigabytes(int(plan.source_bytes / seconds))}/s)"
     )
+
+
+def _parsed(memory_limit: str) -> int:
+    from ktforge.errors import ConfigError
+    from ktforge.sizes import parse_size
+
+    try:
+        return parse_size(memory_limit)
+    except ValueError as error:
+        raise ConfigError(f"--memory-limit: {error}") from error
 
 
 def gigabytes(count: int) -> str:

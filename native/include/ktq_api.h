@@ -55,3 +55,19 @@ int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, si
 /* count values, rounded to the nearest bf16, ties to even; a NaN stays a NaN. */
 int ktq_f16_to_bf16(const uint16_t *x, size_t count, uint16_t *out);
 int ktq_f32_to_bf16(const float *x, size_t count, uint16_t *out);
+
+/* Both steps in one, 16 rows at a time: bf16 w[n,k] to the bytes of ktq_kt_amx_pack(ktq_absmax(w)), without a copy of
+ * the codes; out gets n*k*bits/8 bytes, scales[n] the scales. */
+int ktq_kt_amx_from_bf16(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *out, float *scales,
+                         struct ktq_where *where);
+
+/* Block scales of an fp8 matrix, as in ktq_fp8_to_bf16. A part of a larger matrix begins at row0, col0 of the grid. */
+struct ktq_blocks {
+    const float *scale;
+    size_t stride, rows, cols;
+    size_t row0, col0;
+};
+
+/* The same for float8_e4m3fn: equal to ktq_fp8_to_bf16 before ktq_kt_amx_from_bf16, without a bf16 copy. */
+int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, const struct ktq_blocks *blocks, int bits,
+                        int8_t *out, float *scales, struct ktq_where *where);

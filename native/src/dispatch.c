@@ -3,19 +3,9 @@
 #include <string.h>
 
 #include "cpu.h"
+#include "kt_amx.h"
 #include "scalar/absmax.h"
 #include "table.h"
-
-enum {
-    TILE_ROWS = 16,
-    TILE_BYTES = 1024,
-    STEP_ROWS = 32,
-    STEP_COLS_I8 = 64,
-    STEP_COLS_I4 = 128,
-    BLOCK_ROWS_I8 = 64,
-    BLOCK_ROWS_I4 = 128,
-    BLOCK_COLS = 3584
-};
 
 static int always(void) { return 1; }
 
@@ -69,61 +59,15 @@ int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, i
     return KTQ_BAD_SHAPE;
 }
 
-struct shape {
-    size_t n, k;
-    int bits;
-};
-
-struct tile {
-    size_t index, row, col;
-};
-
-static size_t step_cols(const struct shape *s) { return s->bits == 8 ? STEP_COLS_I8 : STEP_COLS_I4; }
-
-static int fits(const struct shape *s) {
-    return (s->bits == 8 || s->bits == 4) && s->n % STEP_ROWS == 0 && s->k % step_cols(s) == 0;
-}
-
-static size_t tiles(const struct shape *s) { return s->n / TILE_ROWS * (s->k / step_cols(s)); }
-
-/* Blocks of rows, then blocks of columns, then steps of 32 rows, then steps of columns, then two tiles of 16 rows:
- * what the order amounts to is stated once, here, for packing and unpacking and every instruction set. */
-static void next_tile(const struct shape *s, struct tile *at) {
-    const size_t block_rows = s->bits == 8 ? BLOCK_ROWS_I8 : BLOCK_ROWS_I4;
-    const size_t row0 = at->row / block_rows * block_rows, col0 = at->col / BLOCK_COLS * BLOCK_COLS;
-    const size_t row1 = s->n - row0 < block_rows ? s->n : row0 + block_rows;
-    const size_t col1 = s->k - col0 < BLOCK_COLS ? s->k : col0 + BLOCK_COLS;
-    at->index++;
-    at->row += TILE_ROWS; /* the second half of the step */
-    if (at->row % STEP_ROWS != 0) return;
-    at->row -= STEP_ROWS;
-    at->col += step_cols(s);
-    if (at->col < col1) return;
-    at->col = col0;
-    at->row += STEP_ROWS;
-    if (at->row < row1) return;
-    at->row = row0;
-    at->col = col1;
-    if (at->col < s->k) return;
-    at->col = 0;
-    at->row = row1;
-}
-
 int ktq_kt_amx_pack(const int8_t *codes, size_t n, size_t k, int bits, int8_t *out) {
-    const struct shape shape = {n, k, bits};
-    if (!fits(&shape)) return KTQ_BAD_SHAPE;
-    void (*tile)(const int8_t *, size_t, int8_t *) = bits == 8 ? table()->kt_amx_tile_i8 : table()->kt_amx_tile_i4;
-    for (struct tile at = {0}; at.index < tiles(&shape); next_tile(&shape, &at))
-        tile(codes + at.row * k + at.col, k, out + at.index * TILE_BYTES);
+    if (!ktq_kt_amx_fits(n, k, bits)) return KTQ_BAD_SHAPE;
+    ktq_kt_amx_pack_with(table(), codes, n, k, bits, out);
     return KTQ_OK;
 }
 
 int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t *codes) {
-    const struct shape shape = {n, k, bits};
-    if (!fits(&shape)) return KTQ_BAD_SHAPE;
-    void (*untile)(const int8_t *, size_t, int8_t *) = bits == 8 ? table()->kt_amx_untile_i8 : table()->kt_amx_untile_i4;
-    for (struct tile at = {0}; at.index < tiles(&shape); next_tile(&shape, &at))
-        untile(packed + at.index * TILE_BYTES, k, codes + at.row * k + at.col);
+    if (!ktq_kt_amx_fits(n, k, bits)) return KTQ_BAD_SHAPE;
+    ktq_kt_amx_unpack_with(table(), packed, n, k, bits, codes);
     return KTQ_OK;
 }
 
@@ -155,13 +99,8 @@ int ktq_nibbles_unpack(const uint8_t *packed, size_t count, int8_t *codes) {
 int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, size_t scale_stride, size_t block_rows,
                     size_t block_cols, uint16_t *out) {
     if (block_rows == 0 || block_cols == 0) return KTQ_BAD_SHAPE;
-    for (size_t row = 0; row < n; row++) {
-        const float *scales = scale + row / block_rows * scale_stride;
-        for (size_t col = 0; col < k; col += block_cols) {
-            size_t count = k - col < block_cols ? k - col : block_cols;
-            table()->fp8_row(w + row * k + col, count, scales[col / block_cols], out + row * k + col);
-        }
-    }
+    const struct ktq_blocks blocks = {scale, scale_stride, block_rows, block_cols, 0, 0};
+    ktq_fp8_rectangle(table(), w, k, 0, n, 0, k, &blocks, out, k);
     return KTQ_OK;
 }
 
@@ -173,4 +112,16 @@ int ktq_f16_to_bf16(const uint16_t *x, size_t count, uint16_t *out) {
 int ktq_f32_to_bf16(const float *x, size_t count, uint16_t *out) {
     table()->f32_row(x, count, out);
     return KTQ_OK;
+}
+
+int ktq_kt_amx_from_bf16(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *out, float *scales,
+                         struct ktq_where *where) {
+    if (!ktq_kt_amx_fits(n, k, bits) || stride < k) return KTQ_BAD_SHAPE;
+    return ktq_kt_amx_bf16_with(table(), w, n, k, stride, bits, out, scales, where);
+}
+
+int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, const struct ktq_blocks *blocks, int bits,
+                        int8_t *out, float *scales, struct ktq_where *where) {
+    if (!ktq_kt_amx_fits(n, k, bits) || stride < k || blocks->rows == 0 || blocks->cols == 0) return KTQ_BAD_SHAPE;
+    return ktq_kt_amx_fp8_with(table(), w, n, k, stride, blocks, bits, out, scales, where);
 }

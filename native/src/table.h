@@ -18,7 +18,7 @@ typedef struct ktq_table {
     int (*absmax_i4)(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);
     void (*kt_amx_tile_i8)(const int8_t *, size_t, int8_t *);
     void (*kt_amx_tile_i4)(const int8_t *, size_t, int8_t *);
-    void (*fp8_row)(const uint8_t *, size_t, float, uint16_t *);
+    void (*fp8_block)(const uint8_t *, size_t, size_t, size_t, float, uint16_t *, size_t);
     void (*f16_row)(const uint16_t *, size_t, uint16_t *);
     void (*f32_row)(const float *, size_t, uint16_t *);
     void (*kt_amx_untile_i8)(const int8_t *, size_t, int8_t *);
@@ -26,17 +26,23 @@ typedef struct ktq_table {
     int (*group)(const uint16_t *, size_t, const ktq_grid *, int8_t *, float *, int8_t *);
     void (*nibbles_pack)(const int8_t *, size_t, uint8_t *);
     void (*nibbles_unpack)(const uint8_t *, size_t, int8_t *);
+    uint16_t (*bf16_amax)(const uint16_t *, size_t);
+    uint8_t (*fp8_amax)(const uint8_t *, size_t);
+    void (*kt_amx_panel_i8)(const uint16_t *, size_t, size_t, const float *, int8_t *);
+    void (*kt_amx_panel_i4)(const uint16_t *, size_t, size_t, const float *, int8_t *);
 } ktq_table;
 
 /* Declares the functions of one instruction set. Each tile function turns 16 rows of codes, `stride` apart, into
- * one 1024-byte tile, and each untile function a tile into rows; each row function converts one run of values;
- * group quantises one run of weights. */
+ * one 1024-byte tile, and each untile function a tile into rows; group quantises one run; fp8_block converts n x k values that share a scale, the row functions one run of values. The amax
+ * functions give the largest magnitude of a run: its bits without the sign, so a NaN is the largest. The panel functions
+ * quantise 16 rows of bf16, `stride` apart, by their 16 inverse scales (only the scalar ones take infinite inverses)
+ * and leave tiles that begin 2048 bytes apart. */
 #define KTQ_DECLARE(isa)                                                                                              \
     int ktq_##isa##_absmax_i8(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);       \
     int ktq_##isa##_absmax_i4(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);       \
     void ktq_##isa##_kt_amx_tile_i8(const int8_t *, size_t, int8_t *);                                                \
     void ktq_##isa##_kt_amx_tile_i4(const int8_t *, size_t, int8_t *);                                                \
-    void ktq_##isa##_fp8_row(const uint8_t *, size_t, float, uint16_t *);                                             \
+    void ktq_##isa##_fp8_block(const uint8_t *, size_t, size_t, size_t, float, uint16_t *, size_t);                   \
     void ktq_##isa##_f16_row(const uint16_t *, size_t, uint16_t *);                                                   \
     void ktq_##isa##_f32_row(const float *, size_t, uint16_t *);                                                      \
     void ktq_##isa##_kt_amx_untile_i8(const int8_t *, size_t, int8_t *);                                              \
@@ -44,6 +50,10 @@ typedef struct ktq_table {
     int ktq_##isa##_group(const uint16_t *, size_t, const ktq_grid *, int8_t *, float *, int8_t *);                   \
     void ktq_##isa##_nibbles_pack(const int8_t *, size_t, uint8_t *);                                                 \
     void ktq_##isa##_nibbles_unpack(const uint8_t *, size_t, int8_t *);                                               \
+    uint16_t ktq_##isa##_bf16_amax(const uint16_t *, size_t);                                                         \
+    uint8_t ktq_##isa##_fp8_amax(const uint8_t *, size_t);                                                            \
+    void ktq_##isa##_kt_amx_panel_i8(const uint16_t *, size_t, size_t, const float *, int8_t *);                      \
+    void ktq_##isa##_kt_amx_panel_i4(const uint16_t *, size_t, size_t, const float *, int8_t *);                      \
     extern const ktq_table ktq_##isa##_table
 
 #define KTQ_DEFINE_TABLE(isa)                                                                                         \
@@ -52,14 +62,18 @@ typedef struct ktq_table {
                                          ktq_##isa##_absmax_i4,                                                       \
                                          ktq_##isa##_kt_amx_tile_i8,                                                  \
                                          ktq_##isa##_kt_amx_tile_i4,                                                  \
-                                         ktq_##isa##_fp8_row,                                                         \
+                                         ktq_##isa##_fp8_block,                                                       \
                                          ktq_##isa##_f16_row,                                                         \
                                          ktq_##isa##_f32_row,                                                         \
                                          ktq_##isa##_kt_amx_untile_i8,                                                \
                                          ktq_##isa##_kt_amx_untile_i4,                                                \
                                          ktq_##isa##_group,                                                           \
                                          ktq_##isa##_nibbles_pack,                                                    \
-                                         ktq_##isa##_nibbles_unpack}
+                                         ktq_##isa##_nibbles_unpack,                                                  \
+                                         ktq_##isa##_bf16_amax,                                                       \
+                                         ktq_##isa##_fp8_amax,                                                        \
+                                         ktq_##isa##_kt_amx_panel_i8,                                                 \
+                                         ktq_##isa##_kt_amx_panel_i4}
 
 KTQ_DECLARE(scalar);
 #if defined(__x86_64__)

@@ -2,7 +2,7 @@ import checkpoints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ktforge_plugins import Int4, KtAmx
+from ktforge_plugins import Int4, KtAmx, MoeToBf16
 
 from ktforge import CheckpointError, Pipeline, TensorSpec
 from ktforge.grouping import architectures, group
@@ -48,7 +48,7 @@ def test_mixtral_w3_goes_up_and_w2_comes_down():
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_a_dense_model_is_called_one(family):
     loader = MemoryLoader(tensors={}, model=FAMILIES[family][0])
-    for stages in ({}, {"quantize": Int4(), "layout": KtAmx()}):
+    for stages in ({"preprocess": [MoeToBf16()]}, {"quantize": Int4(), "layout": KtAmx()}):
         with pytest.raises(CheckpointError, match=rf"this is a dense model \(model_type {family};"):
             Pipeline(loader=loader, writer=MemoryWriter(), **stages).plan()
 

@@ -11,7 +11,7 @@ static inline __m256i nibbles16(__m256i codes) {
     return _mm256_sign_epi16(magnitude, codes);
 }
 
-static uint16_t absmax_bits(const uint16_t *w, size_t k) {
+uint16_t ktq_avx2_bf16_amax(const uint16_t *w, size_t k) {
     const __m256i mask = _mm256_set1_epi16(0x7FFF);
     __m256i top0 = _mm256_setzero_si256(), top1 = top0;
     size_t j = 0;
@@ -34,7 +34,7 @@ static uint16_t absmax_bits(const uint16_t *w, size_t k) {
 int ktq_avx2_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
                        struct ktq_where *where) {
     for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = absmax_bits(w, k);
+        uint16_t amax = ktq_avx2_bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
         scales[i] = ktq_scale_i8(ktq_row_absmax(w, k, amax));
         float inverse = ktq_inverse(scales[i]);
@@ -51,7 +51,7 @@ int ktq_avx2_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int
 int ktq_avx2_absmax_i4(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
                        struct ktq_where *where) {
     for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = absmax_bits(w, k);
+        uint16_t amax = ktq_avx2_bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
         scales[i] = ktq_scale_i4(ktq_row_absmax(w, k, amax));
         float inverse = ktq_inverse(scales[i]);

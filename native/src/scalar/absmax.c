@@ -3,7 +3,7 @@
 
 #include "../table.h"
 
-static uint16_t absmax_bits(const uint16_t *w, size_t k) {
+uint16_t ktq_scalar_bf16_amax(const uint16_t *w, size_t k) {
     /* Without its sign a bf16 compares like its bits, and NaN and infinity come out on top. */
     uint16_t amax = 0;
     for (size_t j = 0; j < k; j++) {
@@ -16,7 +16,7 @@ static uint16_t absmax_bits(const uint16_t *w, size_t k) {
 int ktq_scalar_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
                          struct ktq_where *where) {
     for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = absmax_bits(w, k);
+        uint16_t amax = ktq_scalar_bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
         scales[i] = ktq_scale_i8(ktq_row_absmax(w, k, amax));
         float inverse = ktq_inverse(scales[i]);
@@ -28,7 +28,7 @@ int ktq_scalar_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, i
 int ktq_scalar_absmax_i4(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
                          struct ktq_where *where) {
     for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = absmax_bits(w, k);
+        uint16_t amax = ktq_scalar_bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
         scales[i] = ktq_scale_i4(ktq_row_absmax(w, k, amax));
         float inverse = ktq_inverse(scales[i]);

@@ -23,13 +23,6 @@ static inline uint32_t ktq_bits_of_f32(float value) {
 
 static inline float ktq_f32_of_bf16(uint16_t bits) { return ktq_f32_of_bits((uint32_t)bits << 16); }
 
-/* Rounded to nearest, ties to even; a NaN is made quiet, never rounded to infinity. */
-static inline uint16_t ktq_bf16_of_f32(float value) {
-    uint32_t bits = ktq_bits_of_f32(value);
-    if (isnan(value)) return (uint16_t)(bits >> 16 | 0x0040u);
-    return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
 /* A row of nothing but minus zeros keeps its sign in the scale: the golden files do. */
 static inline float ktq_row_absmax(const uint16_t *w, size_t k, uint16_t amax_bits) {
     if (amax_bits == 0) {

@@ -3,7 +3,7 @@
 #define KTQ_GROUP_H
 
 #include "../table.h"
-#include "absmax.h"
+#include "to_bf16.h"
 
 typedef struct ktq_step {
     float inverse;

@@ -1,17 +1,8 @@
 /* Other float formats to bf16, rounded to nearest, ties to even. */
-#include "absmax.h"
-
 #include "../table.h"
+#include "to_bf16.h"
 
-/* e4m3fn: bias 7, no infinity, NaN only at 0x7F and 0xFF. Its exponent and mantissa, moved to those of a float32,
- * stand for the value times 2^-120 (the biases differ by 120): one exact product mends that, subnormals included. */
-static float f32_of_fp8(uint8_t bits) {
-    uint32_t sign = (uint32_t)(bits & 0x80u) << 24;
-    if ((bits & 0x7Fu) == 0x7Fu) return ktq_f32_of_bits(sign | 0x7FC00000u);
-    return ktq_f32_of_bits(sign | (uint32_t)(bits & 0x7Fu) << 20) * 0x1p120f;
-}
-
-/* The same idea: bias 15 against 127. Infinity and NaN keep their all-ones exponent. */
+/* The idea of ktq_f32_of_fp8: bias 15 against 127. Infinity and NaN keep their all-ones exponent. */
 static float f32_of_f16(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000u) << 16;
     uint32_t rest = (uint32_t)(bits & 0x7FFFu) << 13;
@@ -19,8 +10,17 @@ static float f32_of_f16(uint16_t bits) {
     return ktq_f32_of_bits(sign | rest) * 0x1p112f;
 }
 
-void ktq_scalar_fp8_row(const uint8_t *x, size_t count, float scale, uint16_t *out) {
-    for (size_t i = 0; i < count; i++) out[i] = ktq_bf16_of_f32(f32_of_fp8(x[i]) * scale);
+void ktq_scalar_fp8_block(const uint8_t *x, size_t stride, size_t n, size_t k, float scale, uint16_t *out,
+                          size_t out_stride) {
+    for (size_t i = 0; i < n; i++, x += stride, out += out_stride)
+        for (size_t j = 0; j < k; j++) out[j] = ktq_bf16_of_f32(ktq_f32_of_fp8(x[j]) * scale);
+}
+
+uint8_t ktq_scalar_fp8_amax(const uint8_t *x, size_t count) {
+    uint8_t amax = 0;
+    for (size_t i = 0; i < count; i++)
+        if ((x[i] & 0x7Fu) > amax) amax = x[i] & 0x7Fu;
+    return amax;
 }
 
 void ktq_scalar_f16_row(const uint16_t *x, size_t count, uint16_t *out) {

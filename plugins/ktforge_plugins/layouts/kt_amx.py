@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,17 +16,22 @@ from ktforge import (
     PackedSpec,
     PackedUnit,
     Part,
+    Quantizer,
     QuantPart,
     QuantSpec,
     QuantUnit,
     TensorSpec,
+    Unit,
     UnitSpec,
     Unsupported,
     hookimpl,
     native,
 )  # fmt: skip
 from ktforge.grouping import PROJECTIONS, canonical, expert_unit
+from ktforge.lazy import pending
 from ktforge.modelconfig import read_model_config
+from ktforge.stages import Fused
+from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 _STEM = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?:gate|up|down)_exps\.(?P<expert>\d+)\.numa\.(?P<part>\d+)\.weight$")
@@ -109,6 +115,23 @@ class KtAmx(Layout):
             codes = native.kt_amx_unpack(packed[f"{stem}.weight"], part.shape, spec.bits)
             parts.append(QuantPart(codes, packed[f"{stem}.scale"].reshape(-1, 1)))
         return QuantUnit(spec, tuple(parts))
+
+    def fused(self, quantizer: Quantizer, spec: QuantSpec) -> Fused | None:
+        """One pass for the absmax quantizers, unless a subclass of theirs or of this layout does something else."""
+        known = type(quantizer).quantize is IntegerQuantizer.quantize and type(self).pack is KtAmx.pack
+        return partial(self._quantise_and_pack, spec) if known and spec.method == f"absmax-int{spec.bits}/1" else None
+
+    def _quantise_and_pack(self, spec: QuantSpec, unit: Unit, out: PackedUnit) -> None:
+        for part in spec.parts:
+            role, stem = part.role, self._stem(spec.unit, part)
+            weight = pending(unit.tensors, role)
+            try:
+                native.absmax_kt_amx(
+                    weight if isinstance(weight, native.Fp8Blocks) else unit.tensors[role], part, spec.bits,
+                    out[f"{stem}.weight"], out[f"{stem}.scale"],
+                )  # fmt: skip
+            except native.NotFinite as error:
+                raise not_finite(spec.unit.tensors[role], part, error) from error
 
     def passthrough(self, tensor: TensorSpec) -> str | None:
         if self.non_experts == "omit":

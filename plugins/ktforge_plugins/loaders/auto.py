@@ -38,6 +38,12 @@ class AutoLoader(Loader):
     def read(self, spec: TensorSpec) -> np.ndarray:
         return self._choice().read(spec)
 
+    def prefetch(self, spec: TensorSpec) -> None:
+        self._choice().prefetch(spec)
+
+    def release(self, spec: TensorSpec) -> None:
+        self._choice().release(spec)
+
     def sources(self) -> Sequence[SourceFile]:
         return self._choice().sources()
 

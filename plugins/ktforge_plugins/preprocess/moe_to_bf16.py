@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
+from ktforge.lazy import LazyTensors
 from ktforge.tensors import BF16, F8_E4M3, dtype_name
 
 #: The parameters of a weight that this stage understands; an expert's bias passes through.
@@ -53,8 +54,18 @@ class MoeToBf16(Preprocessor):
 
     def apply(self, unit: Unit) -> Iterator[Unit]:
         (planned,) = self.plan(unit.spec)
-        tensors = {role: self._convert(unit, role, spec) for role, spec in planned.tensors.items()}
-        yield Unit(planned, tensors)
+        made: dict[str, np.ndarray] = {}
+        fp8: dict[str, native.Fp8Blocks] = {}
+        for role, spec in planned.tensors.items():
+            array = unit.tensors[role]
+            if array.dtype == spec.dtype:
+                made[role] = array
+            elif array.dtype == F8_E4M3:
+                assert self._block is not None
+                fp8[role] = native.Fp8Blocks(array, unit.tensors[role + "_scale_inv"].astype(np.float32), self._block)
+            else:
+                made[role] = native.to_bf16(array)
+        yield Unit(planned, LazyTensors(made, fp8))
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         edited = {k: v for k, v in config.items() if k != "quantization_config"}
@@ -62,16 +73,6 @@ class MoeToBf16(Preprocessor):
         if isinstance(text, Mapping):
             edited["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
         return edited
-
-    def _convert(self, unit: Unit, role: str, planned: TensorSpec) -> np.ndarray:
-        array = unit.tensors[role]
-        if array.dtype == planned.dtype:
-            return array
-        if array.dtype == F8_E4M3:
-            scale = unit.tensors[role + "_scale_inv"].astype(np.float32)
-            assert self._block is not None
-            return native.fp8_to_bf16(array, scale, self._block)
-        return native.to_bf16(array)
 
     def _check_expert(self, projection: str, parameters: Mapping[str, TensorSpec]) -> None:
         weight = parameters.get("weight")

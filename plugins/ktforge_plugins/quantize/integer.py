@@ -15,6 +15,7 @@ from ktforge import (
     QuantPart,
     QuantSpec,
     QuantUnit,
+    TensorSpec,
     Unit,
     UnitSpec,
     Unsupported,
@@ -79,12 +80,7 @@ class IntegerQuantizer(Quantizer):
                 size = spec.group_size or max(1, part.shape[1])
                 native.group(weight, spec.bits, size, spec.scale_dtype == BF16, codes, scales, zeros)
         except native.NotFinite as error:
-            row, col = error.row + part.rows[0], error.col + part.cols[0]
-            tensor = unit.spec.tensors[part.role]
-            raise CheckpointError(
-                f"{tensor.file or 'the checkpoint'}: {tensor.name} is NaN or infinite at row {row}, column {col}: "
-                "the checkpoint is damaged or was broken in training; get a good copy"
-            ) from error
+            raise not_finite(unit.spec.tensors[part.role], part, error) from error
         return QuantPart(codes, scales.astype(spec.scale_dtype, copy=False), zeros)
 
     def _check_weight(self, label: str, parameters: dict) -> None:
@@ -95,3 +91,12 @@ class IntegerQuantizer(Quantizer):
         if len(parameters) > 1:
             others = ", ".join(sorted(parameters.keys() - {"weight"}))
             raise Unsupported(f"{label} has {others} beside its weight, which {self.name} has no place for")
+
+
+def not_finite(tensor: TensorSpec, part: Part, error: native.NotFinite) -> CheckpointError:
+    """The refusal of a weight that is NaN or infinite at a place in ``part``."""
+    row, col = error.row + part.rows[0], error.col + part.cols[0]
+    return CheckpointError(
+        f"{tensor.file or 'the checkpoint'}: {tensor.name} is NaN or infinite at row {row}, column {col}: "
+        "the checkpoint is damaged or was broken in training; get a good copy"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,20 +11,14 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field
 
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Writer, hookimpl, open_folder
+from ktforge.sizes import parse_size
 from ktforge.tensors import dtype_name
 
 INDEX = "model.safetensors.index.json"
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def _bytes(value: object) -> object:
-    """``5GB`` → 5_000_000_000, as Hugging Face counts; GiB and the like count in powers of two."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{value!r} is no size such as 5GB, 500MB or 4GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return parse_size(value) if isinstance(value, str) else value
 
 
 Size = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
