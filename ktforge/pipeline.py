@@ -22,7 +22,11 @@ class Runtime(BaseModel):
 
 
 class Pipeline(BaseModel):
-    """loader → preprocess → quantize → layout → writer. Without quantize and layout it only converts."""
+    """loader → preprocess → quantize → layout → writer. Without quantize and layout it only converts.
+
+    ``mtp``: keep or omit multi-token-prediction layers, always whole; by default they are kept where there is no
+    layout, since engines take them from the original checkpoint.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: Literal[1] = 1
@@ -31,6 +35,7 @@ class Pipeline(BaseModel):
     quantize: InstanceOf[Quantizer] | None = None
     layout: InstanceOf[Layout] | None = None
     writer: InstanceOf[Writer]
+    mtp: Literal["omit", "keep"] | None = None
     runtime: Runtime = Runtime()
 
     @model_validator(mode="after")
@@ -86,6 +91,8 @@ class Pipeline(BaseModel):
         if self.quantize and self.layout:
             named["quantize"], named["layout"] = _named(self.quantize), _named(self.layout)
         named["writer"] = _named(self.writer)
+        if self.mtp:
+            named["mtp"] = self.mtp
         runtime = self.runtime.model_dump(exclude_none=True)
         return {**named, "runtime": runtime} if runtime else named
 

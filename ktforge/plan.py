@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
-from ktforge.grouping import check_shapes, group
+from ktforge.grouping import check_extra, check_shapes, group
 from ktforge.modelconfig import ModelConfig, read_model_config
 from ktforge.registry import blame
 from ktforge.stages import Preprocessor
@@ -50,16 +50,21 @@ class PlannedUnit:
 
     @property
     def working_bytes(self) -> int:
-        """Bytes of all arrays that may live while this unit is worked on, mapped source pages included."""
-        total = self.source.nbytes
+        """Bytes of all arrays that may live while this unit is worked on, mapped source pages included.
+
+        What preprocessors split passes through the stages behind them one unit at a time.
+        """
+        total = self.source.nbytes // max(1, len(self.results))
         before: Sequence[UnitSpec] = (self.source,)
         for step in self.steps:
-            total += sum(u.nbytes for u in step if u not in before)
+            total += max((u.nbytes for u in step if u not in before), default=0)
             before = step
-        for result in self.results:
-            total += sum(t.nbytes for t in result.outputs) if result.packed else 0
-            total += sum(p.shape[0] * p.shape[1] for p in result.quant.parts) if result.quant else 0
-        return total
+        return total + max((_result_bytes(r) for r in self.results), default=0)
+
+
+def _result_bytes(result: Result) -> int:
+    packed = sum(t.nbytes for t in result.outputs) if result.packed else 0
+    return packed + (sum(p.shape[0] * p.shape[1] for p in result.quant.parts) if result.quant else 0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Plan:
 
     @cached_property
     def expert_units(self) -> int:
-        return sum(u.source.is_expert for u in self.units)
+        return sum(u.source.experts for u in self.units)
 
     @cached_property
     def formats(self) -> tuple[str, ...]:
@@ -125,7 +130,9 @@ def make_plan(pipeline: Pipeline) -> Plan:
     model = read_model_config(config)
     grouping = group(specs, model)
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
-    with_extra = pipeline.layout is None
+    with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
+    if with_extra:
+        check_extra(grouping, model)
     problems = grouping.problems
     bound = pipeline.bound(config)
     units = []
@@ -162,6 +169,8 @@ def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> Plan
         steps.append(units)
     results = []
     for unit in units:
+        if unit.fused and pipeline.layout is not None:
+            raise Unsupported("all experts of the layer are in one tensor: put split-experts first under preprocess")
         if unit.is_expert:
             wrong = list(check_shapes(unit, model))
             if wrong:

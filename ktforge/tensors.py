@@ -67,17 +67,26 @@ class UnitSpec:
 
     ``tensors`` maps a role to a tensor. The role of an expert's tensor is ``projection.parameter``
     (``gate.weight``, ``down.weight_scale_inv``), with projections called gate, up and down in every architecture;
-    that of another tensor is the parameter alone (``weight``).
+    that of another tensor is the parameter alone (``weight``). The tensors of a ``fused`` unit hold all experts of a
+    layer along their first axis, and gate and up may be one projection, ``gate_up``.
     """
 
     name: str
     tensors: Mapping[str, TensorSpec]
     layer: int | None = None
     expert: int | None = None
+    fused: bool = False
 
     @property
     def is_expert(self) -> bool:
         return self.expert is not None
+
+    @property
+    def experts(self) -> int:
+        """How many experts the unit holds."""
+        if self.fused:
+            return next(iter(self.tensors.values())).shape[0]
+        return int(self.is_expert)
 
     @property
     def nbytes(self) -> int:

@@ -54,7 +54,7 @@ def command(
         layout["threadpool_count"] = threadpool_count
     data = {
         "loader": {"use": "auto", "path": str(input_path)},
-        "preprocess": [preprocess],
+        "preprocess": [{"use": "split-experts"}, preprocess],
         "quantize": {"use": quant_method.value},
         "layout": layout,
         "writer": {"use": "kt-folder" if no_merge_safetensor else "safetensors", "path": str(output)},

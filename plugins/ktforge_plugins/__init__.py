@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from ktforge_plugins.loaders.auto import AutoLoader
     from ktforge_plugins.loaders.bin import BinLoader
     from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+    from ktforge_plugins.preprocess.fp8 import Fp8
     from ktforge_plugins.preprocess.moe_to_bf16 import MoeToBf16
+    from ktforge_plugins.preprocess.split_experts import SplitExperts
     from ktforge_plugins.quantize.int4 import Int4
     from ktforge_plugins.quantize.int8 import Int8
     from ktforge_plugins.writers.kt_folder import KtFolderWriter
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "AutoLoader": "loaders.auto",
     "BinLoader": "loaders.bin",
+    "Fp8": "preprocess.fp8",
     "Int4": "quantize.int4",
     "Int8": "quantize.int8",
     "KtAmx": "layouts.kt_amx",
@@ -27,11 +30,13 @@ _MODULES = {
     "MoeToBf16": "preprocess.moe_to_bf16",
     "SafetensorsLoader": "loaders.safetensors",
     "SafetensorsWriter": "writers.safetensors",
+    "SplitExperts": "preprocess.split_experts",
 }
 
 __all__ = [
     "AutoLoader",
     "BinLoader",
+    "Fp8",
     "Int4",
     "Int8",
     "KtAmx",
@@ -39,6 +44,7 @@ __all__ = [
     "MoeToBf16",
     "SafetensorsLoader",
     "SafetensorsWriter",
+    "SplitExperts",
 ]
 
 

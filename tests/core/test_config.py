@@ -70,7 +70,11 @@ def test_a_wrong_set(tmp_path, registry, change, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("use: kt-amx", "use: kt-amxx", "pipeline.yaml:5: layout.use: there is no layout called 'kt-amxx'; installed: "),
+        (
+            "use: kt-amx",
+            "use: kt-amxx",
+            "pipeline.yaml:5: layout.use: there is no layout called 'kt-amxx'; installed: ",
+        ),
         ("threadpool_count", "threadpools", "pipeline.yaml:5: layout.threadpools: no such option (did you mean thr"),
         ("threadpool_count: 2", "threadpool_count: two", "pipeline.yaml:5: layout.threadpool_count: input should be a"),
         ("5GB", "5 potatoes", "pipeline.yaml:6: writer.max_shard_size: '5 potatoes' is no size such as 5GB"),
@@ -83,6 +87,7 @@ def test_a_wrong_set(tmp_path, registry, change, message):
         ("quantize:   {use: int4}\n", "", "quantize and layout go together"),
         ("{use: int4}", "{use: int4", "pipeline.yaml:5: "),
         ("60}", "sixty}", "pipeline.yaml:7: runtime.cpuinfer_threads: input should be a valid integer"),
+        ("version: 1", "mtp: half", "pipeline.yaml:1: mtp: input should be 'omit' or 'keep', not 'half'"),
         ("version: 1", "version: 1\nversion: 1", "pipeline.yaml:2: found duplicate key"),
         ("{use: int4}", "&a {use: *a}", "anchors and aliases (& and *) are not used in pipeline files"),
     ],
@@ -92,10 +97,21 @@ def test_errors_name_file_line_and_key(tmp_path, registry, old, new, message):
     assert any(p.startswith(message) or message in p for p in errors(tmp_path, registry, GOOD.replace(old, new)))
 
 
+def test_mtp_survives_the_round_trip(tmp_path, registry):
+    pipeline = load(tmp_path, registry, GOOD + "mtp: keep\n")
+    assert pipeline.mtp == "keep"
+    assert load(tmp_path, registry, dump_pipeline(pipeline)) == pipeline
+
+
 def test_all_errors_come_at_once(tmp_path, registry):
     text = GOOD.replace("use: auto", "use: otto").replace("use: int4", "use: int5").replace("path: out", "pth: out")
     found = errors(tmp_path, registry, text)
-    assert [p.split(": ")[0] for p in found] == ["pipeline.yaml:2", "pipeline.yaml:4", "pipeline.yaml:6", "pipeline.yaml:6"]
+    assert [p.split(": ")[0] for p in found] == [
+        "pipeline.yaml:2",
+        "pipeline.yaml:4",
+        "pipeline.yaml:6",
+        "pipeline.yaml:6",
+    ]
 
 
 def test_files_that_are_no_pipelines(tmp_path, registry):
