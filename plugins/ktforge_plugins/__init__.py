@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ktforge_plugins.loaders.auto import AutoLoader
     from ktforge_plugins.loaders.bin import BinLoader
     from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+    from ktforge_plugins.preprocess.compressed_tensors import CompressedTensors
     from ktforge_plugins.preprocess.fp8 import Fp8
     from ktforge_plugins.preprocess.moe_to_bf16 import MoeToBf16
     from ktforge_plugins.preprocess.split_experts import SplitExperts
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "AutoLoader": "loaders.auto",
     "BinLoader": "loaders.bin",
+    "CompressedTensors": "preprocess.compressed_tensors",
     "Fp8": "preprocess.fp8",
     "Int4": "quantize.int4",
     "Int8": "quantize.int8",
@@ -36,6 +38,7 @@ _MODULES = {
 __all__ = [
     "AutoLoader",
     "BinLoader",
+    "CompressedTensors",
     "Fp8",
     "Int4",
     "Int8",

@@ -11,6 +11,7 @@ from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
 from ktforge.tensors import BF16, dtype_name
+from ktforge_plugins.preprocess.compressed_tensors import CompressedTensors
 from ktforge_plugins.preprocess.fp8 import Fp8
 from ktforge_plugins.preprocess.number_format import (
     ACTIVATION,
@@ -21,7 +22,7 @@ from ktforge_plugins.preprocess.number_format import (
 )
 
 #: The formats that are asked, in this order; each is a preprocessor of its own, too.
-FORMATS: tuple[type[NumberFormat], ...] = (Fp8,)
+FORMATS: tuple[type[NumberFormat], ...] = (Fp8, CompressedTensors)
 #: What an expert's projection may have beside its weight; a bias passes through.
 KNOWN = {"weight", "bias"} | ACTIVATION
 _FLOATS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F8_E4M3": "fp8"}
