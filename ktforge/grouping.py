@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ktforge.architectures import Architecture, architectures
+from ktforge.checkpoint import is_mtp_file
 from ktforge.errors import CheckpointError, Problems
 from ktforge.modelconfig import ModelConfig
 from ktforge.tensors import TensorSpec, UnitSpec, dtype_name
@@ -115,11 +115,6 @@ def _is_extra(unit: UnitSpec, model: ModelConfig) -> bool:
         return True
     file = next(iter(unit.tensors.values())).file
     return bool(_MTP.search(unit.name)) or (file is not None and is_mtp_file(file))
-
-
-def is_mtp_file(path: Path) -> bool:
-    """Whether a shard holds multi-token-prediction layers alone: mtp.safetensors, model_mtp.safetensors."""
-    return "mtp" in re.split(r"[-_.]", path.stem)
 
 
 def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_extra, check_shapes, group
-from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge.modelconfig import ModelConfig
 from ktforge.registry import blame
+from ktforge.source import read_source
 from ktforge.stages import Preprocessor
 from ktforge.tensors import FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
@@ -122,13 +123,9 @@ def make_plan(pipeline: Pipeline) -> Plan:
 
     Raises CheckpointError if the checkpoint cannot be read at all.
     """
-    loader = pipeline.loader
-    with blame(loader, "its checkpoint"):
-        config = loader.config()
-        specs = list(loader.scan())
-        side_files, sources = tuple(loader.side_files()), tuple(loader.sources())
-    model = read_model_config(config)
-    grouping = group(specs, model)
+    source = read_source(pipeline.loader)
+    config, model = source.config, source.model
+    grouping = group(source.tensors, model)
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
     with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
     if with_extra:
@@ -142,7 +139,7 @@ def make_plan(pipeline: Pipeline) -> Plan:
             planned = _plan_unit(bound, unit, model)
         except Unsupported as refusal:
             for problem in refusal.problems:
-                problems.add(problem, unit.name)
+                problems.add(_within(problem, unit), unit.name)
             continue
         if any(r.outputs for r in planned.results):
             units.append(planned)
@@ -154,11 +151,16 @@ def make_plan(pipeline: Pipeline) -> Plan:
         with blame(stage, "config.json"):
             edited = stage.edit_config(edited)
     plan = Plan(
-        bound, model, tuple(units), tuple(files), _config_json(pipeline, config, edited), side_files, sources,
-        tuple(left_out), problems.lines(),
+        bound, model, tuple(units), tuple(files), _config_json(pipeline, config, edited), source.side_files,
+        source.files, tuple(left_out), problems.lines(),
     )  # fmt: skip
     shortage = _disk_shortage(plan)
     return replace(plan, problems=(*plan.problems, shortage)) if shortage else plan
+
+
+def _within(problem: str, unit: UnitSpec) -> str:
+    """``problem`` with the unit's tensors by their short names: then it is one line for all units that share it."""
+    return problem.replace(f"{unit.name}.", "").replace(f"{unit.name.rpartition('.')[0]}.", "")
 
 
 def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> PlannedUnit:
