@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
 
 _NUMBER = r"\d{1,6}"
+#: What fused tensors end with, where it is not the role's parameter itself.
+_FUSED_PARAMETERS = {None: "weight", "scale": "weight_scale", "scale_inv": "weight_scale_inv"}
 
 
 class Fused(BaseModel):
@@ -41,7 +43,7 @@ class Architecture(BaseModel):
 
     @cached_property
     def pattern(self) -> re.Pattern[str] | None:
-        """Groups layer, expert, projection and parameter; None where experts are always fused."""
+        """Groups layer, expert, projection and parameter, in this order; None where experts are always fused."""
         return _compile(self.experts, self.projections, r"(?P<parameter>\w+)") if self.experts else None
 
     @property
@@ -50,10 +52,32 @@ class Architecture(BaseModel):
         assert self.experts or self.fused
         return self.experts or (self.fused.experts if self.fused else "")
 
+    def place(self, name: str) -> tuple[int, int | None, str] | None:
+        """Layer, expert and role of an expert's tensor, the expert None for a fused one; None for any other tensor.
+
+        ``name`` comes without ``language_model.``
+        """
+        match = self.pattern.fullmatch(name) if self.pattern else None
+        if match is not None:
+            layer, expert, projection, parameter = match.groups()
+            return int(layer), int(expert), f"{self._ours[projection]}.{parameter}"
+        match = self.fused.pattern.fullmatch(name) if self.fused else None
+        if match is not None:
+            layer, projection, parameter = match.groups()
+            return int(layer), None, f"{self._ours_fused[projection]}.{_FUSED_PARAMETERS.get(parameter, parameter)}"
+        return None
+
+    @cached_property
+    def _ours(self) -> dict[str, str]:
+        return {theirs: ours for ours, theirs in self.projections.items()}
+
+    @cached_property
+    def _ours_fused(self) -> dict[str, str]:
+        return {theirs: ours for ours, theirs in self.fused.projections.items()} if self.fused else {}
+
     def knows(self, name: str) -> bool:
         """Whether ``name``, without ``language_model.``, is that of a routed expert's tensor."""
-        patterns = (self.pattern, self.fused.pattern if self.fused else None)
-        return any(p is not None and p.fullmatch(name) for p in patterns)
+        return self.place(name) is not None
 
 
 def _compile(template: str, projections: dict[str, str], parameter: str) -> re.Pattern[str]:

@@ -124,19 +124,24 @@ def merge_scans(
     and every tensor that two files hold."""
     problems: list[str] = []
     seen: dict[str, TensorSpec] = {}
+    found_in: dict[str, str] = {}
     for file, specs in scans.items():
+        place = file.relative_to(folder).as_posix()  # once a file: paths are slow, and tensors are many
+        unnamed_too = weight_map is None or is_mtp_file(file)
         for spec in specs:
             if spec.name in seen:
                 problems.append(f"{spec.name} is in both {seen[spec.name].file} and {file}: remove one of them")
-            elif weight_map is not None and spec.name not in weight_map and not is_mtp_file(file):
+            elif not unnamed_too and spec.name not in (weight_map or ()):
                 problems.append(
                     f"{file} holds {spec.name}, which the index does not name: the two do not belong together"
                 )
             seen[spec.name] = spec
+            found_in[spec.name] = place
     for name, file_name in (weight_map or {}).items():
-        if name not in seen:
+        place_found = found_in.get(name)
+        if place_found is None:
             problems.append(f"the index places {name} in {folder / file_name}, which does not hold it")
-        elif seen[name].file != folder / file_name:
+        elif place_found != file_name and folder / place_found != folder / file_name:
             problems.append(f"the index places {name} in {folder / file_name}, but it is in {seen[name].file}")
     if problems:
         more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []

@@ -22,8 +22,6 @@ COMPANIONS = frozenset([
     "weight_g_idx", "scale", "scales", "qzeros", "g_idx",
     "input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale",
 ])  # fmt: skip
-#: What fused tensors end with, where it is not the role's parameter itself.
-_FUSED_PARAMETERS = {None: "weight", "scale": "weight_scale", "scale_inv": "weight_scale_inv"}
 _LAYER = re.compile(r"^(?:model\.)?layers\.(\d{1,6})\.")
 #: Multi-token-prediction heads under names of their own.
 _MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
@@ -63,10 +61,11 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     rest: list[TensorSpec] = []
     result = Grouping()
     for spec in specs:
-        layer, expert, role = _place(architecture, canonical(spec.name))
-        if layer is None or role is None:
+        place = architecture.place(canonical(spec.name))
+        if place is None:
             rest.append(spec)
             continue
+        layer, expert, role = place
         tensors = fused.setdefault(layer, {}) if expert is None else experts.setdefault((layer, expert), {})
         if role in tensors:
             result.problems.add(f"{tensors[role].name} and {spec.name} are both {role} of layer {layer}")
@@ -85,20 +84,6 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
         (result.extra if _is_extra(unit, model) else result.others).append(unit)
     _check_complete(result, model)
     return result
-
-
-def _place(architecture: Architecture, name: str) -> tuple[int | None, int | None, str | None]:
-    """Layer, expert and role of an expert's tensor; no expert for a fused one, all None for any other."""
-    match = architecture.pattern.fullmatch(name) if architecture.pattern else None
-    if match is not None:
-        ours = next(p for p, theirs in architecture.projections.items() if theirs == match["projection"])
-        return int(match["layer"]), int(match["expert"]), f"{ours}.{match['parameter']}"
-    match = architecture.fused.pattern.fullmatch(name) if architecture.fused else None
-    if match is not None and architecture.fused is not None:
-        ours = next(p for p, theirs in architecture.fused.projections.items() if theirs == match["projection"])
-        parameter = match["parameter"]
-        return int(match["layer"]), None, f"{ours}.{_FUSED_PARAMETERS.get(parameter, parameter)}"
-    return None, None, None
 
 
 def _ordered(tensors: dict[str, TensorSpec], projections: Sequence[str]) -> dict[str, TensorSpec]:
