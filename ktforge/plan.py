@@ -136,10 +136,10 @@ def make_plan(pipeline: Pipeline) -> Plan:
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
     for unit in grouping.ordered(with_extra):
         try:
-            planned = _plan_unit(bound, unit, model)
+            planned = plan_unit(bound, unit, model)
         except Unsupported as refusal:
             for problem in refusal.problems:
-                problems.add(_within(problem, unit), unit.name)
+                problems.add(unit.shorten(problem), unit.name)
             continue
         if any(r.outputs for r in planned.results):
             units.append(planned)
@@ -158,12 +158,8 @@ def make_plan(pipeline: Pipeline) -> Plan:
     return replace(plan, problems=(*plan.problems, shortage)) if shortage else plan
 
 
-def _within(problem: str, unit: UnitSpec) -> str:
-    """``problem`` with the unit's tensors by their short names: then it is one line for all units that share it."""
-    return problem.replace(f"{unit.name}.", "").replace(f"{unit.name.rpartition('.')[0]}.", "")
-
-
-def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> PlannedUnit:
+def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> PlannedUnit:
+    """What a bound pipeline will make of one unit. Raises Unsupported with every reason why it cannot."""
     steps: list[tuple[UnitSpec, ...]] = []
     units: tuple[UnitSpec, ...] = (source,)
     for stage in pipeline.preprocess:

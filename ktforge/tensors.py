@@ -100,6 +100,10 @@ class UnitSpec:
             found.setdefault(projection, {})[parameter] = tensor
         return found
 
+    def shorten(self, problem: str) -> str:
+        """``problem`` with the unit's tensors by their short names: then it is one line for all units that share it."""
+        return problem.replace(f"{self.name}.", "").replace(f"{self.name.rpartition('.')[0]}.", "")
+
     def with_tensors(self, tensors: Mapping[str, TensorSpec]) -> UnitSpec:
         return replace(self, tensors=tensors)
 

@@ -127,6 +127,30 @@ def fp8_checkpoint(folder: Path, block: tuple[int, int], attention: bool = False
     return write(folder, data, config(quantization_config=quantization, **changes))
 
 
+def fuse(data: dict, *, stem="mlp.experts", transposed=False, interleaved=False, biases=False) -> dict:
+    """The same model with the experts of each layer in two tensors."""
+
+    def stacked(layer, projection):
+        return np.stack([data[expert_name(layer, e, projection)] for e in range(EXPERTS)])
+
+    fused = {n: a for n, a in data.items() if ".experts." not in n}
+    for layer in range(LAYERS):
+        gate, up, down = (stacked(layer, p) for p in PROJECTIONS)
+        if interleaved:
+            gate_up = np.stack([gate, up], axis=2).reshape(EXPERTS, 2 * SIZE, HIDDEN)
+        else:
+            gate_up = np.concatenate([gate, up], axis=1)
+        name = f"model.layers.{layer}.{stem}"
+        for projection, weight in {"gate_up_proj": gate_up, "down_proj": down}.items():
+            weight = weight.swapaxes(1, 2) if transposed else weight
+            fused[f"{name}.{projection}"] = np.ascontiguousarray(weight)
+            if biases:
+                fused[f"{name}.{projection}_bias"] = np.zeros(
+                    (EXPERTS, 2 * SIZE if projection == "gate_up_proj" else HIDDEN), BF16
+                )
+    return fused
+
+
 def architectures() -> dict[str, tuple[dict, dict[str, tuple[str, tuple[int, ...]]]]]:
     """Family → its config and tensor name → (safetensors dtype, shape), from data/architecture-keys.txt."""
     found: dict = {}

@@ -5,35 +5,11 @@ import tracemalloc
 import checkpoints
 import numpy as np
 import pytest
-from checkpoints import BF16, EXPERTS, HIDDEN, LAYERS, PROJECTIONS, SIZE
+from checkpoints import BF16, EXPERTS, LAYERS, fuse
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SplitExperts
 
 from ktforge import Pipeline, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.testing import MemoryLoader, MemoryWriter
-
-
-def fuse(data: dict, *, stem="mlp.experts", transposed=False, interleaved=False, biases=False) -> dict:
-    """The same model with the experts of each layer in two tensors."""
-
-    def stacked(layer, projection):
-        return np.stack([data[checkpoints.expert_name(layer, e, projection)] for e in range(EXPERTS)])
-
-    fused = {n: a for n, a in data.items() if ".experts." not in n}
-    for layer in range(LAYERS):
-        gate, up, down = (stacked(layer, p) for p in PROJECTIONS)
-        if interleaved:
-            gate_up = np.stack([gate, up], axis=2).reshape(EXPERTS, 2 * SIZE, HIDDEN)
-        else:
-            gate_up = np.concatenate([gate, up], axis=1)
-        name = f"model.layers.{layer}.{stem}"
-        for projection, weight in {"gate_up_proj": gate_up, "down_proj": down}.items():
-            weight = weight.swapaxes(1, 2) if transposed else weight
-            fused[f"{name}.{projection}"] = np.ascontiguousarray(weight)
-            if biases:
-                fused[f"{name}.{projection}_bias"] = np.zeros(
-                    (EXPERTS, 2 * SIZE if projection == "gate_up_proj" else HIDDEN), BF16
-                )
-    return fused
 
 
 def convert(data, *, layout=True, split=None, **changes):
