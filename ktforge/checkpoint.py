@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ CONFIG = "config.json"
 MANIFEST = "ktforge_manifest.json"
 #: A config or index larger than this is no config or index.
 JSON_LIMIT = 100 * 1000 * 1000
+#: A second copy of the weights under the publisher's own names, beside the shards of Hugging Face.
+DUPLICATE = "consolidated"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
+#: What Git LFS leaves in place of a file that was not fetched (https://git-lfs.com, pointer specification).
+POINTER = b"version https://git-lfs.github.com/spec/v1"
+POINTER_LIMIT = 1024
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,12 @@ class CheckpointFolder:
             raise CheckpointError(f"{self.path} does not exist")
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path} is not a folder: give the folder that holds config.json")
+        snapshots = self.path / "snapshots"
+        if snapshots.is_dir() and not (self.path / CONFIG).exists():
+            found = ", ".join(str(p) for p in sorted(snapshots.iterdir())) or "there is none, so download it again"
+            raise CheckpointError(f"{self.path} is a folder of the hub's cache: give one of its snapshots: {found}")
+        if not any(self.path.iterdir()):
+            raise CheckpointError(f"{self.path} is empty: give the folder that holds config.json")
 
     def config(self) -> dict[str, Any]:
         """The parsed config.json."""
@@ -42,18 +55,39 @@ class CheckpointFolder:
     def weight_files(self, pattern: str, index_name: str) -> tuple[list[Path], dict[str, str] | None]:
         """The weight files and, if there is an index, its tensor name → file name.
 
-        With an index, the files are those it names, and all must exist; without, all that match ``pattern``.
+        With an index, the files are those it names, and all must exist; without, all that match ``pattern``. Files of
+        multi-token-prediction layers count in both cases, duplicates under the publisher's own names in neither.
         """
         self.check()
         index = self.path / index_name
+        found = sorted(self.path.glob(pattern))
         if index.exists():
             weight_map = self._weight_map(index)
-            names = sorted(set(weight_map.values()))
-            missing = [n for n in names if not (self.path / n).is_file()]
-            if missing:
-                raise CheckpointError(*(f"{index} names {n}, which is missing: download it again" for n in missing))
-            return [self.path / n for n in names], weight_map
-        return sorted(p for p in self.path.glob(pattern) if p.is_file()), None
+            named = [self.path / n for n in sorted(set(weight_map.values()))]
+            mtp = [p for p in found if p not in named and is_mtp_file(p)]
+            strange = [p for p in found if p not in (*named, *mtp) and not p.name.startswith(DUPLICATE)]
+            problems = [f"{index} names {p.relative_to(self.path)}, which is missing: download it again" for p in named
+                        if not p.is_file()]  # fmt: skip
+            problems += [f"{p} is not in {index.name}: remove it, or get the index that belongs to it" for p in strange]
+            files = [*named, *mtp]
+        else:
+            weight_map = None
+            files = [p for p in found if not p.name.startswith(DUPLICATE)] or found
+            problems = _missing_shards(files)
+            problems += [f"{p} is a link to nothing: download it again" for p in files if not p.exists()]
+        problems += [pointer for p in files if (pointer := pointer_problem(p))]
+        if problems:
+            raise CheckpointError(*problems)
+        if not files:
+            self._point_below(pattern)
+        return files, weight_map
+
+    def _point_below(self, pattern: str) -> None:
+        """Raises CheckpointError where weights are in sub-folders only, and names those."""
+        below = sorted({p.parent for p in self.path.rglob(pattern) if not p.name.startswith(".")})
+        if below:
+            folders = ", ".join(map(str, below[:5])) + (" …" if len(below) > 5 else "")
+            raise CheckpointError(f"{self.path} has no index, and {pattern} only in sub-folders: give one of {folders}")
 
     @staticmethod
     def _weight_map(index: Path) -> dict[str, str]:
@@ -67,15 +101,19 @@ class CheckpointFolder:
 
     def side_files(self) -> list[Path]:
         """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones."""
-        found = []
+        found, pointers = [], []
         for path in sorted(self.path.rglob("*")):
             relative = path.relative_to(self.path)
             if any(part.startswith(".") for part in relative.parts) or not path.is_file():
                 continue
             if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX):
                 continue
+            if pointer := pointer_problem(path):
+                pointers.append(pointer)
             if str(relative) not in (CONFIG, MANIFEST):
                 found.append(relative)
+        if pointers:
+            raise CheckpointError(*pointers)
         return found
 
 
@@ -86,19 +124,24 @@ def merge_scans(
     and every tensor that two files hold."""
     problems: list[str] = []
     seen: dict[str, TensorSpec] = {}
+    found_in: dict[str, str] = {}
     for file, specs in scans.items():
+        place = file.relative_to(folder).as_posix()  # once a file: paths are slow, and tensors are many
+        unnamed_too = weight_map is None or is_mtp_file(file)
         for spec in specs:
             if spec.name in seen:
                 problems.append(f"{spec.name} is in both {seen[spec.name].file} and {file}: remove one of them")
-            elif weight_map is not None and spec.name not in weight_map:
+            elif not unnamed_too and spec.name not in (weight_map or ()):
                 problems.append(
                     f"{file} holds {spec.name}, which the index does not name: the two do not belong together"
                 )
             seen[spec.name] = spec
+            found_in[spec.name] = place
     for name, file_name in (weight_map or {}).items():
-        if name not in seen:
+        place_found = found_in.get(name)
+        if place_found is None:
             problems.append(f"the index places {name} in {folder / file_name}, which does not hold it")
-        elif seen[name].file != folder / file_name:
+        elif place_found != file_name and folder / place_found != folder / file_name:
             problems.append(f"the index places {name} in {folder / file_name}, but it is in {seen[name].file}")
     if problems:
         more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
@@ -106,11 +149,42 @@ def merge_scans(
     return iter(seen.values())
 
 
+def is_mtp_file(path: Path) -> bool:
+    """Whether a shard holds multi-token-prediction layers alone: mtp.safetensors, model_mtp.safetensors."""
+    return "mtp" in re.split(r"[-_.]", path.stem)
+
+
+def pointer_problem(path: Path) -> str | None:
+    """What to say about a Git-LFS pointer in place of a file; None for anything else."""
+    if not path.is_file() or path.stat().st_size > POINTER_LIMIT:
+        return None
+    with path.open("rb") as opened:
+        if opened.read(len(POINTER)) != POINTER:
+            return None
+    return f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in its repository"
+
+
+def _missing_shards(files: Sequence[Path]) -> list[str]:
+    """By their names alone, for folders without an index: x-00002-of-00003 needs the other two."""
+    sets: dict[tuple[Path, str, int, str], set[int]] = {}
+    for file in files:
+        if match := _SHARD.fullmatch(file.name):
+            sets.setdefault((file.parent, match[1], int(match[3]), match[4]), set()).add(int(match[2]))
+    return [
+        f"{folder / stem}-{i:05}-of-{count:05}{suffix} is missing: download it again"
+        for (folder, stem, count, suffix), there in sets.items()
+        for i in range(1, count + 1)
+        if i not in there
+    ]
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or CheckpointError."""
     try:
         if path.stat().st_size > JSON_LIMIT:
             raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
+        if pointer := pointer_problem(path):
+            raise CheckpointError(pointer)
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None

@@ -21,7 +21,7 @@ from ktforge.stages import STAGES, Stage
 
 Key = str | int
 _STAGE_KEYS = tuple(cls.stage for cls in STAGES)
-_KEYS = ("version", *_STAGE_KEYS, "runtime")
+_KEYS = ("version", *_STAGE_KEYS, "mtp", "runtime")
 _REQUIRED = ("loader", "writer")
 #: A pipeline file larger (in bytes) or deeper than this is something else.
 SIZE_LIMIT = 100_000
@@ -59,7 +59,7 @@ def dump_pipeline(pipeline: Pipeline) -> str:
         if key == "preprocess":
             lines += ["preprocess:", *(f"  - {_flow(item)}" for item in value)]
         elif key != "version":
-            lines.append(f"{key}: {_flow(value)}")
+            lines.append(f"{key}: {value if isinstance(value, str) else _flow(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -139,6 +139,8 @@ class _Builder:
                 self._problem((key,), "must be a list of stages, each on a line that begins with a dash")
         if self.data.get("runtime") is not None:
             fields["runtime"] = self._model(Runtime, self.data["runtime"], ("runtime",))
+        if self.data.get("mtp") is not None:
+            fields["mtp"] = self.data["mtp"]
         if self.data.get("version", 1) != 1:
             self._problem(("version",), f"is {self.data['version']!r}; this ktforge knows version 1")
         self._raise()
@@ -258,6 +260,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     for key in _STAGE_KEYS:
         one = {"oneOf": choices[key]}
         properties[key] = {"type": "array", "items": one} if key == "preprocess" else one
+    properties["mtp"] = {"enum": ["omit", "keep"]}
     properties["runtime"] = Runtime.model_json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -5,49 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 
-from pydantic import BaseModel, ConfigDict
-from ruamel.yaml import YAML
-
+from ktforge.architectures import Architecture, architectures
+from ktforge.checkpoint import is_mtp_file
 from ktforge.errors import CheckpointError, Problems
 from ktforge.modelconfig import ModelConfig
 from ktforge.tensors import BF16, TensorSpec, UnitSpec, dtype_name
 
 PROJECTIONS = ("gate", "up", "down")
-#: A weight that is no expert's forms one unit with the tensor of this name beside it.
-SCALE_SUFFIX = ".weight_scale_inv"
+FUSED = ("gate_up", "gate", "up", "down")
+#: The parameter that stands for a stored weight; with the other parameters beside it, it makes one unit.
+CARRIERS = ("weight", "weight_packed", "qweight")
+#: What the formats in use store beside a weight: scales, zero points, shapes, and scales of activations.
+COMPANIONS = frozenset([
+    "weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_shape",
+    "weight_g_idx", "scale", "scales", "qzeros", "g_idx",
+    "input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale",
+])  # fmt: skip
 _LAYER = re.compile(r"^(?:model\.)?layers\.(\d{1,6})\.")
-
-
-class Architecture(BaseModel):
-    """One file of data/architectures."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    model_types: tuple[str, ...]
-    experts: str
-    projections: dict[str, str]
-
-    def pattern(self) -> re.Pattern[str]:
-        names = "|".join(re.escape(n) for n in self.projections.values())
-        regex = re.escape(self.experts)
-        for key, group in {
-            "layer": r"(?P<layer>\d{1,6})",
-            "expert": r"(?P<expert>\d{1,6})",
-            "projection": f"(?P<projection>{names})",
-            "parameter": r"(?P<parameter>\w+)",
-        }.items():
-            regex = regex.replace(re.escape("{" + key + "}"), group)
-        return re.compile(regex)
-
-
-@cache
-def architectures() -> tuple[Architecture, ...]:
-    """All known naming schemes, in order of file name."""
-    folder = files("ktforge") / "data" / "architectures"
-    paths = sorted((p for p in folder.iterdir() if p.name.endswith(".yaml")), key=lambda p: p.name)
-    return tuple(Architecture.model_validate(YAML(typ="safe").load(p.read_text("utf-8"))) for p in paths)
+#: Multi-token-prediction heads under names of their own.
+_MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
 
 
 @dataclass
@@ -81,34 +58,50 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     architecture = _choose(specs, model)
     if architecture is None:
         return Grouping(others=list(_plain_units(specs)))
-    pattern = architecture.pattern()
-    projection_of = {theirs: ours for ours, theirs in architecture.projections.items()}
     experts: dict[tuple[int, int], dict[str, TensorSpec]] = {}
+    fused: dict[int, dict[str, TensorSpec]] = {}
     rest: list[TensorSpec] = []
+    result = Grouping()
     for spec in specs:
-        match = pattern.fullmatch(canonical(spec.name))
-        if match is None:
+        place = architecture.place(canonical(spec.name))
+        if place is None:
             rest.append(spec)
             continue
-        key = int(match["layer"]), int(match["expert"])
-        role = f"{projection_of[match['projection']]}.{match['parameter']}"
-        tensors = experts.setdefault(key, {})
+        layer, expert, role = place
+        tensors = fused.setdefault(layer, {}) if expert is None else experts.setdefault((layer, expert), {})
         if role in tensors:
-            raise CheckpointError(f"{tensors[role].name} and {spec.name} are both {role} of layer {key[0]}")
+            result.problems.add(f"{tensors[role].name} and {spec.name} are both {role} of layer {layer}")
         tensors[role] = spec
 
-    result = Grouping()
     for (layer, expert), tensors in experts.items():
         name = next(iter(tensors.values())).name
         name = name[: name.index(f".experts.{expert}.")] + f".experts.{expert}"
-        ordered = {r: tensors[r] for p in PROJECTIONS for r in tensors if r.startswith(p + ".")}
-        unit = UnitSpec(name, ordered, layer, expert)
+        unit = UnitSpec(name, _ordered(tensors, PROJECTIONS), layer, expert)
+        (result.experts if layer < model.layers else result.extra).append(unit)
+    for layer, tensors in fused.items():
+        tensors = _ordered(tensors, FUSED)
+        unit = UnitSpec(_common_name(tensors), tensors, layer, fused=True)
         (result.experts if layer < model.layers else result.extra).append(unit)
     for unit in _plain_units(rest):
-        is_extra = unit.name.startswith("mtp.") or (unit.layer is not None and unit.layer >= model.layers)
-        (result.extra if is_extra else result.others).append(unit)
+        (result.extra if _is_extra(unit, model) else result.others).append(unit)
     _check_complete(result, model)
     return result
+
+
+def _ordered(tensors: dict[str, TensorSpec], projections: Sequence[str]) -> dict[str, TensorSpec]:
+    return {r: tensors[r] for p in projections for r in tensors if r.startswith(p + ".")}
+
+
+def _common_name(tensors: dict[str, TensorSpec]) -> str:
+    """``model.layers.0.mlp.experts``, of the tensors that lie below it."""
+    return next(iter(tensors.values())).name.removesuffix(".weight").rpartition(".")[0]
+
+
+def _is_extra(unit: UnitSpec, model: ModelConfig) -> bool:
+    if unit.layer is not None and unit.layer >= model.layers:
+        return True
+    file = next(iter(unit.tensors.values())).file
+    return bool(_MTP.search(unit.name)) or (file is not None and is_mtp_file(file))
 
 
 def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | None:
@@ -117,26 +110,27 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
         return None
     candidates = sorted(architectures(), key=lambda a: model.model_type not in a.model_types)
     for architecture in candidates:
-        pattern = architecture.pattern()
-        if any(pattern.fullmatch(canonical(s.name)) for s in specs):
+        if any(architecture.knows(canonical(s.name)) for s in specs):
             return architecture
     similar = next((s.name for s in specs if "expert" in s.name and "shared" not in s.name), None)
     seen = f"; the nearest is {similar}" if similar else ""
     raise CheckpointError(
         f"config.json announces {model.experts} experts (model_type {model.model_type or 'not given'}), but no tensor "
-        f"has a known expert name such as {candidates[0].experts}{seen}"
+        f"has a known expert name such as {candidates[0].example}{seen}"
     )
 
 
 def _plain_units(specs: Iterable[TensorSpec]) -> Iterator[UnitSpec]:
-    """Each weight with its scale, if it has one, and every other tensor alone."""
+    """Each weight with what is stored beside it for its sake, and every other tensor alone."""
     by_name = {s.name: s for s in specs}
     for name, spec in by_name.items():
-        if name.endswith(SCALE_SUFFIX) and name.removesuffix("_scale_inv") in by_name:
+        stem, _, parameter = name.rpartition(".")
+        carrier = next((c for c in CARRIERS if f"{stem}.{c}" in by_name), None) if parameter in COMPANIONS else None
+        if carrier is not None:
             continue
-        tensors = {name.rpartition(".")[2]: spec}
-        if name.endswith(".weight") and name + "_scale_inv" in by_name:
-            tensors["weight_scale_inv"] = by_name[name + "_scale_inv"]
+        tensors = {parameter: spec}
+        if parameter in CARRIERS:
+            tensors |= {c: by_name[f"{stem}.{c}"] for c in sorted(COMPANIONS) if f"{stem}.{c}" in by_name}
         layer = _LAYER.match(canonical(name))
         yield UnitSpec(name, tensors, int(layer[1]) if layer else None)
 
@@ -146,9 +140,16 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
     problems = grouping.problems
     present: dict[int, set[int]] = {}
     for unit in grouping.experts:
-        assert unit.layer is not None and unit.expert is not None
-        present.setdefault(unit.layer, set()).add(unit.expert)
-        missing = [p for p in PROJECTIONS if p not in unit.projections()]
+        assert unit.layer is not None
+        projections = unit.projections()
+        if unit.fused:
+            present.setdefault(unit.layer, set()).update(_fused_experts(unit))
+            missing = [] if "gate_up" in projections or {"gate", "up"} <= projections.keys() else ["gate_up"]
+            missing += [] if "down" in projections else ["down"]
+        else:
+            assert unit.expert is not None
+            present.setdefault(unit.layer, set()).add(unit.expert)
+            missing = [p for p in PROJECTIONS if p not in projections]
         if missing:
             problems.add(f"has no {' and no '.join(missing)} projection", unit.name)
     for layer in sorted(model.moe_layers - present.keys()):
@@ -164,6 +165,26 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
             problems.add(f"layer {layer}: has {_experts(beyond)}, but config.json announces only {model.experts}")
 
 
+def check_extra(grouping: Grouping, model: ModelConfig) -> None:
+    """Refuses a multi-token-prediction layer of which only some experts are there, for when it is to be kept."""
+    present: dict[int, set[int]] = {}
+    for unit in grouping.extra:
+        if unit.layer is not None and unit.is_expert:
+            assert unit.expert is not None
+            present.setdefault(unit.layer, set()).add(unit.expert)
+    for layer, found in sorted(present.items()):
+        gaps = sorted(set(range(model.experts)) - found)
+        if gaps:
+            grouping.problems.add(
+                f"layer {layer}, for multi-token prediction: {_experts(gaps)} missing; leave it out with mtp: omit"
+            )
+
+
+def _fused_experts(unit: UnitSpec) -> range:
+    """The experts that the first axis of all tensors of a fused unit counts."""
+    return range(min((t.shape[0] for t in unit.tensors.values() if t.shape), default=0))
+
+
 def _experts(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
     return f"expert{'s' if len(numbers) > 1 else ''} {shown}"
@@ -174,9 +195,9 @@ def expert_unit(model: ModelConfig, layer: int, expert: int) -> UnitSpec:
 
     Raises CheckpointError for a ``model_type`` that no architecture file lists.
     """
-    known = (a for a in architectures() if model.model_type in a.model_types)
+    known = (a for a in architectures() if model.model_type in a.model_types and a.experts)
     architecture = next(known, None)
-    if architecture is None:
+    if architecture is None or architecture.experts is None:
         raise CheckpointError(
             f"no architecture file lists the model_type {model.model_type!r}, so its experts' names are not known: "
             "add it to one in ktforge/data/architectures"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ MANIFEST_FORMAT = "ktforge-manifest/1"
 def manifest(plan: Plan) -> dict[str, Any]:
     """The manifest of a plan. It holds no times and no machine's name: equal inputs give equal manifests."""
     pipeline = plan.pipeline
+    folder = pipeline.loader.folder()
     return {
         "format": MANIFEST_FORMAT,
         "ktforge": version("ktforge"),
@@ -25,11 +27,16 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "cpuinfer_threads": pipeline.runtime.cpuinfer_threads,
         "pipeline": pipeline.to_dict(),
         "source": [
-            {"file": s.path.name, "bytes": s.nbytes, "header_xxh3_128": s.header_hash} for s in plan.sources
+            {"file": _name(s.path, folder), "bytes": s.nbytes, "header_xxh3_128": s.header_hash} for s in plan.sources
         ],
         "side_files": [str(p) for p in plan.side_files],
         "left_out": [t.name for t in plan.left_out],
     }  # fmt: skip
+
+
+def _name(file: Path, folder: Path | None) -> str:
+    """A source file as its folder knows it: shards in sub-folders may have equal names."""
+    return file.relative_to(folder).as_posix() if folder is not None and file.is_relative_to(folder) else file.name
 
 
 def manifest_json(plan: Plan) -> bytes:

@@ -71,7 +71,9 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
 
     ``mlp_layer_types`` (GLM-5) and ``moe_layers`` (Llama 4) list them; ``moe_layer_freq`` as a list (MiMo) too.
     Otherwise ``first_k_dense_replace`` and ``moe_layer_freq`` (DeepSeek, GLM-4.5), ``mlp_only_layers`` and
-    ``decoder_sparse_step`` (Qwen), ``moe_layer_start_index`` and ``moe_layer_end_index`` (ERNIE 4.5).
+    ``decoder_sparse_step`` (Qwen), ``interleave_moe_layer_step`` (Llama 4), ``moe_layer_start_index``,
+    ``moe_layer_end_index`` and ``moe_layer_interval`` (ERNIE 4.5), ``num_dense_layers`` (LFM2),
+    ``expert_layer_period`` and ``expert_layer_offset`` (Jamba).
     """
 
     def count(name: str, default: int) -> int:
@@ -85,7 +87,8 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
         return layer in listed
     if isinstance(freq, list):
         return layer < len(freq) and bool(freq[layer])
-    if layer < max(count("first_k_dense_replace", 0), count("moe_layer_start_index", 0)):
+    starts = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+    if layer < max(count(name, 0) for name in starts):
         return False
     end = count("moe_layer_end_index", -1)
     if end >= 0 and layer > end:
@@ -95,7 +98,10 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
         return False
     if layer % max(1, count("moe_layer_freq", 1)):
         return False
-    return (layer + 1) % max(1, count("decoder_sparse_step", 1)) == 0
+    if "expert_layer_period" in fields:
+        return layer % max(1, count("expert_layer_period", 1)) == count("expert_layer_offset", 0)
+    steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
+    return all((layer + 1) % max(1, count(name, 1)) == 0 for name in steps)
 
 
 def _short(value: object) -> str:

@@ -31,6 +31,9 @@ class Pipeline(BaseModel):
 
     ``rules`` say which weights get another quantizer than ``quantize``, or none. Where none matches, a MoE model's
     routed experts are quantised, and a dense model's linear weights but lm_head and embeddings.
+
+    ``mtp``: keep or omit multi-token-prediction layers, always whole; by default they are kept where there is no
+    layout, since engines take them from the original checkpoint.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +44,7 @@ class Pipeline(BaseModel):
     rules: tuple[Rule, ...] = ()
     layout: InstanceOf[Layout] | None = None
     writer: InstanceOf[Writer]
+    mtp: Literal["omit", "keep"] | None = None
     runtime: Runtime = Runtime()
 
     @model_validator(mode="after")
@@ -112,6 +116,8 @@ class Pipeline(BaseModel):
                     {"match": r.match, **(_named(r.quantizer) if r.quantizer else {"use": KEEP})} for r in self.rules
                 ]
         named["writer"] = _named(self.writer)
+        if self.mtp:
+            named["mtp"] = self.mtp
         runtime = self.runtime.model_dump(exclude_none=True)
         return {**named, "runtime": runtime} if runtime else named
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ktforge.checkpoint import CONFIG, read_json
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
-from ktforge.grouping import check_shapes, group
-from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge.grouping import check_extra, check_shapes, group
+from ktforge.modelconfig import ModelConfig
 from ktforge.registry import blame
 from ktforge.rules import Targets
+from ktforge.source import read_source
 from ktforge.stages import Preprocessor, Quantizer
 from ktforge.tensors import FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
@@ -60,16 +61,21 @@ class PlannedUnit:
 
     @property
     def working_bytes(self) -> int:
-        """Bytes of all arrays that may live while this unit is worked on, mapped source pages included."""
-        total = self.source.nbytes
+        """Bytes of all arrays that may live while this unit is worked on, mapped source pages included.
+
+        What preprocessors split passes through the stages behind them one unit at a time.
+        """
+        total = self.source.nbytes // max(1, len(self.results))
         before: Sequence[UnitSpec] = (self.source,)
         for step in self.steps:
-            total += sum(u.nbytes for u in step if u not in before)
+            total += max((u.nbytes for u in step if u not in before), default=0)
             before = step
-        for result in (r for results in self.results for r in results):
-            total += sum(t.nbytes for t in result.outputs) if result.packed else 0
-            total += sum(p.shape[0] * p.shape[1] for p in result.quant.parts) if result.quant else 0
-        return total
+        return total + max((sum(map(_result_bytes, results)) for results in self.results), default=0)
+
+
+def _result_bytes(result: Result) -> int:
+    packed = sum(t.nbytes for t in result.outputs) if result.packed else 0
+    return packed + (sum(p.shape[0] * p.shape[1] for p in result.quant.parts) if result.quant else 0)
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ class Plan:
 
     @cached_property
     def expert_units(self) -> int:
-        return sum(u.source.is_expert for u in self.units)
+        return sum(u.source.experts for u in self.units)
 
     @cached_property
     def formats(self) -> tuple[str, ...]:
@@ -136,18 +142,16 @@ def make_plan(pipeline: Pipeline) -> Plan:
 
     Raises CheckpointError if the checkpoint cannot be read at all.
     """
-    loader = pipeline.loader
-    with blame(loader, "its checkpoint"):
-        config = loader.config()
-        specs = list(loader.scan())
-        side_files, sources = tuple(loader.side_files()), tuple(loader.sources())
-    model = read_model_config(config)
+    source = read_source(pipeline.loader)
+    config, model = source.config, source.model
     # A pipeline without stages in between only copies, which goes for any model.
     if model.experts == 0 and (pipeline.layout.experts_only if pipeline.layout else bool(pipeline.preprocess)):
         raise CheckpointError(_dense_message(model, pipeline))
-    grouping = group(specs, model)
+    grouping = group(source.tensors, model)
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
-    with_extra = pipeline.layout is None
+    with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
+    if with_extra:
+        check_extra(grouping, model)
     problems = grouping.problems
     bound = pipeline.bound(config)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
@@ -155,10 +159,10 @@ def make_plan(pipeline: Pipeline) -> Plan:
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
     for unit in grouping.ordered(with_extra):
         try:
-            planned = _plan_unit(bound, unit, model, targets)
+            planned = plan_unit(bound, unit, model, targets)
         except Unsupported as refusal:
             for problem in refusal.problems:
-                problems.add(problem, unit.name)
+                problems.add(unit.shorten(problem), unit.name)
             continue
         if any(planned.outputs):
             units.append(planned)
@@ -172,8 +176,8 @@ def make_plan(pipeline: Pipeline) -> Plan:
         with blame(stage, "config.json"):
             edited = stage.edit_config(edited, list(_results(units)))
     plan = Plan(
-        bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), side_files, sources,
-        tuple(left_out), problems.lines(),
+        bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), source.side_files,
+        source.files, tuple(left_out), problems.lines(),
     )  # fmt: skip
     shortage = _disk_shortage(plan)
     return replace(plan, problems=(*plan.problems, shortage)) if shortage else plan
@@ -185,7 +189,8 @@ def _dense_message(model: ModelConfig, pipeline: Pipeline) -> str:
     return f"this is a dense model ({kind}; config.json names no experts): there are no MoE experts to convert{mend}"
 
 
-def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets: Targets) -> PlannedUnit:
+def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets: Targets) -> PlannedUnit:
+    """What a bound pipeline will make of one unit. Raises Unsupported with every reason why it cannot."""
     steps: list[tuple[UnitSpec, ...]] = []
     units: tuple[UnitSpec, ...] = (source,)
     for stage in pipeline.preprocess:
@@ -193,6 +198,8 @@ def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets
         steps.append(units)
     results = []
     for unit in units:
+        if unit.fused and pipeline.layout is not None:
+            raise Unsupported("all experts of the layer are in one tensor: put split-experts first under preprocess")
         if unit.is_expert:
             wrong = list(check_shapes(unit, model))
             if wrong:

@@ -67,17 +67,26 @@ class UnitSpec:
 
     ``tensors`` maps a role to a tensor. The role of an expert's tensor is ``projection.parameter``
     (``gate.weight``, ``down.weight_scale_inv``), with projections called gate, up and down in every architecture;
-    that of another tensor is the parameter alone (``weight``).
+    that of another tensor is the parameter alone (``weight``). The tensors of a ``fused`` unit hold all experts of a
+    layer along their first axis, and gate and up may be one projection, ``gate_up``.
     """
 
     name: str
     tensors: Mapping[str, TensorSpec]
     layer: int | None = None
     expert: int | None = None
+    fused: bool = False
 
     @property
     def is_expert(self) -> bool:
         return self.expert is not None
+
+    @property
+    def experts(self) -> int:
+        """How many experts the unit holds."""
+        if self.fused:
+            return next(iter(self.tensors.values())).shape[0]
+        return int(self.is_expert)
 
     @property
     def nbytes(self) -> int:
@@ -90,6 +99,10 @@ class UnitSpec:
             projection, _, parameter = role.rpartition(".")
             found.setdefault(projection, {})[parameter] = tensor
         return found
+
+    def shorten(self, problem: str) -> str:
+        """``problem`` with the unit's tensors by their short names: then it is one line for all units that share it."""
+        return problem.replace(f"{self.name}.", "").replace(f"{self.name.rpartition('.')[0]}.", "")
 
     def with_tensors(self, tensors: Mapping[str, TensorSpec]) -> UnitSpec:
         return replace(self, tensors=tensors)

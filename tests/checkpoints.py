@@ -7,7 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save_file as save_torch_file
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -89,6 +90,11 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def save_file(data: dict[str, np.ndarray], path: Path) -> None:
+    """One safetensors file, as torch writes it."""
+    save_torch_file({name: as_torch(array) for name, array in data.items()}, path, metadata={"format": "pt"})
+
+
 def write(folder: Path, data: dict[str, np.ndarray], model: dict, shards: int = 1, index: bool = True) -> Path:
     """Writes a safetensors checkpoint with a tokenizer and a few other files beside it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,8 +104,8 @@ def write(folder: Path, data: dict[str, np.ndarray], model: dict, shards: int = 
         files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     weight_map = {}
     for i, file in enumerate(files):
-        part = {n: as_torch(data[n]) for n in names[i::shards]}
-        save_file(part, folder / file, metadata={"format": "pt"})
+        part = {n: data[n] for n in names[i::shards]}
+        save_file(part, folder / file)
         weight_map.update(dict.fromkeys(part, file))
     if shards > 1 and index:
         total = sum(a.nbytes for a in data.values())
@@ -147,6 +153,30 @@ def fp8_checkpoint(folder: Path, block: tuple[int, int], attention: bool = False
             data[name] = array
     quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(block)}
     return write(folder, data, config(quantization_config=quantization, **changes))
+
+
+def fuse(data: dict, *, stem="mlp.experts", transposed=False, interleaved=False, biases=False) -> dict:
+    """The same model with the experts of each layer in two tensors."""
+
+    def stacked(layer, projection):
+        return np.stack([data[expert_name(layer, e, projection)] for e in range(EXPERTS)])
+
+    fused = {n: a for n, a in data.items() if ".experts." not in n}
+    for layer in range(LAYERS):
+        gate, up, down = (stacked(layer, p) for p in PROJECTIONS)
+        if interleaved:
+            gate_up = np.stack([gate, up], axis=2).reshape(EXPERTS, 2 * SIZE, HIDDEN)
+        else:
+            gate_up = np.concatenate([gate, up], axis=1)
+        name = f"model.layers.{layer}.{stem}"
+        for projection, weight in {"gate_up_proj": gate_up, "down_proj": down}.items():
+            weight = weight.swapaxes(1, 2) if transposed else weight
+            fused[f"{name}.{projection}"] = np.ascontiguousarray(weight)
+            if biases:
+                fused[f"{name}.{projection}_bias"] = np.zeros(
+                    (EXPERTS, 2 * SIZE if projection == "gate_up_proj" else HIDDEN), BF16
+                )
+    return fused
 
 
 def architectures() -> dict[str, tuple[dict, dict[str, tuple[str, tuple[int, ...]]]]]:

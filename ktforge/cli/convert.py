@@ -85,7 +85,7 @@ def command(
         arrange["threadpool_count"] = threadpool_count
     data = {
         "loader": {"use": "auto", "path": str(input_path)},
-        "preprocess": [{"use": "moe-to-bf16", "input_type": input_type.value}],
+        "preprocess": [{"use": "split-experts"}, {"use": "moe-to-bf16", "input_type": input_type.value}],
         "quantize": quantize,
         "layout": arrange,
         "writer": {"use": "kt-folder" if no_merge_safetensor else "safetensors", "path": str(output)},

@@ -13,6 +13,7 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file, such as layout.threadpool_count=4."),
 ]
 InputPath = Annotated[Path, typer.Option("--input-path", metavar="DIR", help="The checkpoint's folder.")]
+Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint's folder.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the weights in an output folder that has some.")]
 Workers = Annotated[

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from ktforge_plugins.loaders.auto import AutoLoader
     from ktforge_plugins.loaders.bin import BinLoader
     from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+    from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
+    from ktforge_plugins.preprocess.fp8 import Fp8
     from ktforge_plugins.preprocess.moe_to_bf16 import MoeToBf16
+    from ktforge_plugins.preprocess.split_experts import SplitExperts
     from ktforge_plugins.quantize.int4 import Int4
     from ktforge_plugins.quantize.int8 import Int8
     from ktforge_plugins.writers.kt_folder import KtFolderWriter
@@ -22,6 +25,8 @@ _MODULES = {
     "AutoLoader": "loaders.auto",
     "BinLoader": "loaders.bin",
     "CompressedTensors": "layouts.compressed_tensors",
+    "CompressedTensorsFormat": "preprocess.compressed_tensors",
+    "Fp8": "preprocess.fp8",
     "Int4": "quantize.int4",
     "Int8": "quantize.int8",
     "KtAmx": "layouts.kt_amx",
@@ -29,12 +34,15 @@ _MODULES = {
     "MoeToBf16": "preprocess.moe_to_bf16",
     "SafetensorsLoader": "loaders.safetensors",
     "SafetensorsWriter": "writers.safetensors",
+    "SplitExperts": "preprocess.split_experts",
 }
 
 __all__ = [
     "AutoLoader",
     "BinLoader",
     "CompressedTensors",
+    "CompressedTensorsFormat",
+    "Fp8",
     "Int4",
     "Int8",
     "KtAmx",
@@ -42,6 +50,7 @@ __all__ = [
     "MoeToBf16",
     "SafetensorsLoader",
     "SafetensorsWriter",
+    "SplitExperts",
 ]
 
 

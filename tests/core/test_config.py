@@ -87,6 +87,7 @@ def test_a_wrong_set(tmp_path, registry, change, message):
         ("quantize:   {use: int4}\n", "", "quantize and layout go together"),
         ("{use: int4}", "{use: int4", "pipeline.yaml:5: "),
         ("60}", "sixty}", "pipeline.yaml:7: runtime.cpuinfer_threads: input should be a valid integer"),
+        ("version: 1", "mtp: half", "pipeline.yaml:1: mtp: input should be 'omit' or 'keep', not 'half'"),
         ("version: 1", "version: 1\nversion: 1", "pipeline.yaml:2: found duplicate key"),
         ("{use: int4}", "&a {use: *a}", "anchors and aliases (& and *) are not used in pipeline files"),
     ],
@@ -94,6 +95,12 @@ def test_a_wrong_set(tmp_path, registry, change, message):
 def test_errors_name_file_line_and_key(tmp_path, registry, old, new, message):
     assert old in GOOD
     assert any(p.startswith(message) or message in p for p in errors(tmp_path, registry, GOOD.replace(old, new)))
+
+
+def test_mtp_survives_the_round_trip(tmp_path, registry):
+    pipeline = load(tmp_path, registry, GOOD + "mtp: keep\n")
+    assert pipeline.mtp == "keep"
+    assert load(tmp_path, registry, dump_pipeline(pipeline)) == pipeline
 
 
 def test_all_errors_come_at_once(tmp_path, registry):

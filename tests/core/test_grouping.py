@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import checkpoints
 import pytest
 from hypothesis import given
@@ -5,7 +7,8 @@ from hypothesis import strategies as st
 from ktforge_plugins import Int4, KtAmx, MoeToBf16
 
 from ktforge import CheckpointError, Pipeline, TensorSpec
-from ktforge.grouping import architectures, group
+from ktforge.architectures import architectures
+from ktforge.grouping import CARRIERS, COMPANIONS, group
 from ktforge.modelconfig import read_model_config
 from ktforge.tensors import BF16, DTYPES
 from ktforge.testing import MemoryLoader, MemoryWriter
@@ -129,4 +132,82 @@ def test_the_order_of_the_names_does_not_matter(names):
 def test_architecture_files_claim_each_model_type_once():
     claimed = [t for a in architectures() for t in a.model_types]
     assert len(claimed) == len(set(claimed))
-    assert all(set(a.projections) == {"gate", "up", "down"} for a in architectures())
+    for architecture in architectures():
+        assert architecture.experts or architecture.fused
+        assert not architecture.experts or set(architecture.projections) == {"gate", "up", "down"}
+        assert not architecture.fused or set(architecture.fused.projections) == {"gate_up", "down"}
+
+
+@pytest.mark.parametrize("architecture", architectures(), ids=lambda a: a.example)
+def test_each_naming_scheme_is_found_by_its_names(architecture):
+    names = []
+    places = [(layer, expert) for layer in range(2) for expert in range(4)]
+    if architecture.experts:
+        names = [
+            architecture.experts.format(layer=layer, expert=e, projection=p, parameter="weight")
+            for layer, e in places for p in architecture.projections.values()
+        ]  # fmt: skip
+    else:
+        names = [
+            architecture.fused.experts.format(layer=layer, projection=p)
+            for layer in range(2) for p in architecture.fused.projections.values()
+        ]  # fmt: skip
+    model = read_model_config(checkpoints.config(model_type=architecture.model_types[0]))
+    for drop in ("", "model."):
+        made = [TensorSpec(n.removeprefix(drop), BF16, (4, 4, 4)) for n in names]
+        grouping = group(made, model)
+        assert grouping.problems.lines() == () and grouping.others == []
+        assert sum(u.experts for u in grouping.experts) == len(places)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4_text"])
+def test_fused_experts_are_one_unit_a_layer(family):
+    model = read_model_config(FAMILIES[family][0])
+    grouping = group(specs(family), model)
+    assert grouping.problems.lines() == ()
+    assert [(u.layer, u.expert, u.experts, u.fused) for u in grouping.experts] == [
+        (layer, None, model.experts, True) for layer in (0, 1)
+    ]
+    roles = ["gate_up.weight", "gate_up.bias", "down.weight", "down.bias"]
+    assert list(grouping.experts[0].tensors) == [r for r in roles if family == "gpt_oss" or r.endswith("weight")]
+    assert not any("experts." in u.name and "shared" not in u.name for u in grouping.others)
+
+
+def test_gaps_in_fused_experts_are_named():
+    made = [
+        TensorSpec("model.layers.0.mlp.experts.gate_up_proj", BF16, (3, 8, 4)),
+        TensorSpec("model.layers.1.mlp.experts.gate_up_proj", BF16, (4, 8, 4)),
+        TensorSpec("model.layers.1.mlp.experts.down_proj", BF16, (4, 4, 4)),
+    ]
+    lines = group(made, read_model_config(checkpoints.config())).problems.lines()
+    assert lines == (
+        "model.layers.0.mlp.experts: has no down projection",
+        "layer 0: expert 3 missing; config.json announces 4",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("mtp.layers.0.mlp.experts.0.gate_proj.weight", None),
+        ("model.mtp.norm.weight", None),
+        ("model.layers.2.eh_proj.weight", None),
+        ("model.enorm.weight", Path("mtp.safetensors")),
+        ("model.enorm.weight", Path("model_mtp.safetensors")),
+    ],
+)
+def test_prediction_heads_are_extra(name, file):
+    made = [TensorSpec(n, BF16, (4, 4)) for n in checkpoints.tensors()]
+    grouping = group([*made, TensorSpec(name, BF16, (4, 4), file)], read_model_config(checkpoints.config()))
+    assert [u.name for u in grouping.extra] == [name]
+
+
+@pytest.mark.parametrize("parameter", sorted(COMPANIONS))
+def test_what_is_stored_for_a_weight_joins_it(parameter):
+    for carrier in CARRIERS:
+        stem = "model.layers.1.self_attn.q_proj"
+        made = [TensorSpec(n, BF16, (4, 4)) for n in checkpoints.tensors() if stem not in n]
+        made += [TensorSpec(f"{stem}.{p}", BF16, (4, 4)) for p in (parameter, carrier)]
+        units = group(made, read_model_config(checkpoints.config())).others
+        (unit,) = [u for u in units if stem in u.name]
+        assert list(unit.tensors) == [carrier, parameter] and unit.layer == 1

@@ -125,6 +125,35 @@ def test_layers_beyond_the_model_are_left_out_and_listed():
     assert not any("blk.2." in t.name for f in planned.files for t in f.tensors)
 
 
+def prediction_heads():
+    return {n.replace("layers.1.", "layers.2."): a for n, a in checkpoints.tensors().items() if "layers.1." in n}
+
+
+@pytest.mark.parametrize(("mtp", "layout", "kept"), [
+    (None, True, False), (None, False, True), ("keep", True, True), ("keep", False, True), ("omit", False, False),
+])  # fmt: skip
+def test_prediction_heads_are_kept_or_left_out_whole(mtp, layout, kept):
+    extra = prediction_heads()
+    loader = MemoryLoader(tensors={**checkpoints.tensors(), **extra}, model=checkpoints.config())
+    stages = {"quantize": Int4(), "layout": KtAmx(threadpool_count=1, non_experts="keep")} if layout else {}
+    planned = Pipeline(loader=loader, writer=MemoryWriter(), mtp=mtp, **stages).plan()
+    assert planned.problems == ()
+    assert {t.name for t in planned.left_out} == (set() if kept else extra.keys())
+    names = {t.name for f in planned.files for t in f.tensors}
+    beyond = sum("blk.2." in n or "layers.2." in n for n in names)
+    # Packed, each projection of the 4 experts is a weight and a scale; the other 9 tensors keep their names.
+    assert beyond == (0 if not kept else 9 + 4 * 3 * 2 if layout else len(extra))
+
+
+def test_half_a_prediction_layer_is_refused_where_it_is_to_be_kept():
+    extra = {n: a for n, a in prediction_heads().items() if ".experts.3." not in n}
+    loader = MemoryLoader(tensors={**checkpoints.tensors(), **extra}, model=checkpoints.config())
+    stages = {"quantize": Int4(), "layout": KtAmx(threadpool_count=1)}
+    assert Pipeline(loader=loader, writer=MemoryWriter(), **stages).plan().problems == ()
+    (problem,) = Pipeline(loader=loader, writer=MemoryWriter(), mtp="keep", **stages).plan().problems
+    assert problem == "layer 2, for multi-token prediction: expert 3 missing; leave it out with mtp: omit"
+
+
 def test_a_full_disk_is_refused_before_the_first_byte(source, out, monkeypatch):
     from collections import namedtuple
 

@@ -171,6 +171,8 @@ def test_a_bin_file_that_is_no_state_dict_is_refused(tmp_path, state):
 
 
 def test_folders_without_weights(tmp_path):
+    assert "is empty: give the folder that holds config.json" in refusal(AutoLoader(path=tmp_path))
+    (tmp_path / "config.json").write_text("{}")
     assert "has no weights: neither *.safetensors nor" in refusal(AutoLoader(path=tmp_path))
     assert "has no *.safetensors files" in refusal(SafetensorsLoader(path=tmp_path))
     assert "has no pytorch_model*.bin files" in refusal(BinLoader(path=tmp_path))

@@ -116,16 +116,19 @@ def test_what_is_wrong_with_scales_is_said():
     name = checkpoints.expert_name(0, 0, "gate")
     data, model = fp8_model(256, 128, (128, 128))
     scale = data.pop(name + "_scale_inv")
-    assert f"{name} is FP8, but {name}_scale_inv is missing from the checkpoint" in problem(data, model)
+    assert "gate_proj.weight is FP8, but its scale (weight_scale_inv, weight_scale, scale) is missing" in problem(
+        data, model
+    )
     wrong = {**data, name + "_scale_inv": np.ones((3, 1), np.float32)}
-    assert "_scale_inv is [3, 1]; blocks of [128, 128] (config.json) over [256, 128] need [2, 1]" in problem(
+    assert "_scale_inv is [3, 1], which is no scale for all, for rows or for blocks of [128, 128]" in problem(
         wrong, model
     )
     integers = {**data, name + "_scale_inv": scale.astype(np.int32)}
-    assert "is I32; it must be F32 or BF16" in problem(integers, model)
-    whole = {**data, name + "_scale_inv": scale}
-    del model["quantization_config"]
-    assert "config.json has no quantization_config.weight_block_size" in problem(whole, model)
+    assert "is I32; it must be F32 or F16 or BF16 or F8_E8M0 or U8" in problem(integers, model)
+    model["quantization_config"]["weight_block_size"] = [96, 128]
+    assert "_scale_inv is [2, 1], which is no scale for all, for rows or for blocks of [96, 128]" in problem(
+        data, model
+    )
 
 
 def test_forms_it_does_not_read_are_named():
@@ -135,4 +138,6 @@ def test_forms_it_does_not_read_are_named():
     data[name + "qweight"] = np.zeros((2, 2), np.int32)
     assert "gate is stored as qweight, which moe-to-bf16 does not read" in problem(data, checkpoints.config())
     data = {**checkpoints.tensors(), name + "weight_scale_inv": np.ones((1, 1), np.float32)}
-    assert "gate is BF16 and yet has a weight_scale_inv, which belongs to FP8" in problem(data, checkpoints.config())
+    assert "gate is stored as weight, weight_scale_inv, which moe-to-bf16 does not read" in problem(
+        data, checkpoints.config()
+    )

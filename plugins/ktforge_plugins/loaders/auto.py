@@ -12,7 +12,7 @@ from pydantic import PrivateAttr
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge_plugins.loaders import bin as bin_files
 from ktforge_plugins.loaders import kt_folder
-from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+from ktforge_plugins.loaders import safetensors as safetensors_files
 
 
 class AutoLoader(Loader):
@@ -54,13 +54,14 @@ class AutoLoader(Loader):
 
     def _choose(self) -> Loader:
         CheckpointFolder(self.path).check()
-        has_safetensors = any(self.path.glob("*.safetensors"))
-        has_bin = any(self.path.glob(bin_files.PATTERN))
         if any(self.path.glob(kt_folder.PATTERN)):
             return kt_folder.KtFolderLoader(path=self.path)
+        has_safetensors = (self.path / safetensors_files.INDEX).exists() or any(self.path.glob("*.safetensors"))
+        has_bin = (self.path / bin_files.INDEX).exists() or any(self.path.glob(bin_files.PATTERN))
         if not has_safetensors and not has_bin:
+            CheckpointFolder(self.path).weight_files("*.safetensors", safetensors_files.INDEX)  # knows where they are
             raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
-        safetensors, pickled = SafetensorsLoader(path=self.path), bin_files.BinLoader(path=self.path)
+        safetensors, pickled = safetensors_files.SafetensorsLoader(path=self.path), bin_files.BinLoader(path=self.path)
         if has_safetensors and has_bin:
             self._check_agreement(safetensors, pickled)
         return safetensors if has_safetensors else pickled

@@ -1,0 +1,49 @@
+"""What a loader finds, read in one go: everything that is wrong with a checkpoint comes out together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ktforge.errors import CheckpointError
+from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge.registry import blame
+from ktforge.stages import Loader
+from ktforge.tensors import SourceFile, TensorSpec
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint as headers and config.json describe it."""
+
+    config: Mapping[str, Any]
+    model: ModelConfig
+    tensors: tuple[TensorSpec, ...]
+    side_files: tuple[Path, ...]
+    files: tuple[SourceFile, ...]
+
+
+def read_source(loader: Loader) -> Source:
+    """Reads headers and config.json. Raises CheckpointError with everything that keeps them from being read."""
+    problems: list[str] = []
+
+    def attempt(read: Callable[[], Read]) -> Read | None:
+        try:
+            return read()
+        except CheckpointError as error:
+            problems.extend(p for p in error.problems if p not in problems)
+            return None
+
+    with blame(loader, "its checkpoint"):
+        config = attempt(loader.config)
+        model = attempt(lambda: read_model_config(config)) if config is not None else None
+        tensors = attempt(lambda: tuple(loader.scan()))
+        side_files = attempt(lambda: tuple(loader.side_files()))
+        files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
+    if config is None or model is None or tensors is None or side_files is None or files is None:
+        raise CheckpointError(*problems)
+    return Source(config, model, tensors, side_files, files)

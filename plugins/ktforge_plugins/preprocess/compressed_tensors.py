@@ -1,0 +1,202 @@
+"""Preprocessor ``compressed-tensors``: integer weights as that library stores them become BF16.
+
+Its float forms need no code here: float-quantized weights are ``fp8``'s, those of 4 bits ``fp4``'s.
+Source of the formats: https://github.com/vllm-project/compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ktforge import CheckpointError, Preprocessor, TensorSpec, Unsupported, hookimpl
+from ktforge.grouping import canonical
+from ktforge.tensors import DTYPES, dtype_name
+from ktforge_plugins.preprocess import integers, scales
+from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
+
+I8, I32 = DTYPES["I8"], DTYPES["I32"]
+ZERO, GROUPS, SHAPE = "weight_zero_point", "weight_g_idx", "weight_shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What a config group says about weights. ``group_size`` None: one scale a row, or one for all."""
+
+    bits: int
+    symmetric: bool
+    group_size: int | None
+
+
+class CompressedTensorsFormat(NumberFormat):
+    """pack-quantized (int32 words, 2, 4 or 8 bits, low bits first) and int-quantized (int8) weights become BF16.
+
+    value = (code - zero point) * scale in float32, rounded once. The library itself computes in the dtype of the
+    scale; that is the same for BF16 scales, and one rounding more for others.
+    ``config_groups`` with their ``targets`` and ``ignore`` say which scheme a weight has; its tensors must agree.
+    """
+
+    name: ClassVar[str] = "compressed-tensors"
+
+    def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
+        packed, plain, scale = (parameters.get(p) for p in ("weight_packed", "weight", "weight_scale"))
+        codes = packed or plain
+        if codes is None or codes.dtype not in ((I32, scales.U8) if packed else (I8,)):
+            return None
+        if scale is not None and scale.dtype not in scales.FLOATS:
+            return None  # 4-bit floats
+        if scale is None:
+            if packed is None:
+                return None
+            raise Unsupported(f"{codes.name} is packed, but its weight_scale is missing from the checkpoint")
+        if len(codes.shape) != 2:
+            raise Unsupported(f"{codes} is packed but no matrix")
+        scheme = self._scheme(codes.name)
+        shape = (codes.shape[0], _columns(codes, scale, scheme))
+        _check(parameters, codes, scale, shape, scheme)
+        names = {"weight_packed" if packed else "weight", "weight_scale", ZERO, GROUPS, SHAPE}
+        return Stored(shape, frozenset(names & parameters.keys()))
+
+    def dequantize(self, arrays: Mapping[str, np.ndarray], parameters: Mapping[str, TensorSpec]) -> np.ndarray:
+        stored = self.stored(parameters)
+        assert stored is not None
+        rows, columns = stored.shape
+        spec = parameters["weight_packed" if "weight_packed" in arrays else "weight"]
+        scheme = self._scheme(spec.name)
+        if SHAPE in arrays and tuple(arrays[SHAPE].tolist()) != stored.shape:
+            raise CheckpointError(
+                f"{spec.file or 'the checkpoint'}: {parameters[SHAPE].name} is {arrays[SHAPE].tolist()}, but {spec} "
+                f"holds {list(stored.shape)} in {scheme.bits} bits"
+            )
+        block = scales.block_of(spec, stored.shape, parameters["weight_scale"])
+        scale = scales.values_of(arrays["weight_scale"], stored.shape, block)
+        # One number for all rows serves each of them.
+        scale = np.ascontiguousarray(np.broadcast_to(scale, (rows, scale.shape[1])))
+        group_of = np.arange(columns) // block[1]
+        if GROUPS in arrays and (arrays[GROUPS] >= 0).all():  # -1 where no order was ever chosen
+            group_of = _group_order(arrays[GROUPS], scale.shape[1], parameters[GROUPS])
+        elif "weight_packed" in arrays and ZERO not in arrays:
+            return integers.symmetric(arrays["weight_packed"], scheme.bits, columns, scale, block[1])
+        zeros = arrays.get(ZERO)
+        offset = 1 << (scheme.bits - 1)
+        if zeros is not None and zeros.dtype == I32:  # packed along the rows
+            zeros = integers.unpacked(zeros.T, scheme.bits)[:, :rows].T.astype(np.int16) - offset
+        if zeros is not None:
+            zeros = np.broadcast_to(zeros.reshape(-1, scale.shape[1]), scale.shape)
+        if "weight" in arrays:
+            return integers.affine(arrays["weight"], zeros, scale, group_of)
+        codes = integers.unpacked(arrays["weight_packed"], scheme.bits)[:, :columns].astype(np.int16) - offset
+        return integers.affine(codes, zeros, scale, group_of)
+
+    def _scheme(self, tensor: str) -> Scheme:
+        """The scheme of the config group that ``tensor`` belongs to. Raises Unsupported if there is none."""
+        module = tensor.rpartition(".")[0]
+        ignored = self._quantization.get("ignore")
+        if _matches(module, ignored, classes=False):
+            raise Unsupported(f"{tensor} is quantised, but config.json lists {module} under ignore")
+        groups = self._quantization.get("config_groups")
+        groups = list(groups.values()) if isinstance(groups, Mapping) else []
+        for classes in (False, True):  # a name goes before a class of layers
+            for group in groups:
+                if isinstance(group, Mapping) and _matches(module, group.get("targets"), classes=classes):
+                    return _scheme_of(group.get("weights"), tensor)
+        raise Unsupported(f"{tensor} is quantised, but no quantization_config.config_groups of config.json is for it")
+
+
+def _matches(module: str, targets: Any, *, classes: bool) -> bool:
+    """Whether a list of names, ``re:`` patterns and, if asked for, classes of layers is for ``module``.
+
+    Which class a module has, its name does not say; those that are quantised are linear layers, whatever a model calls
+    them.
+    """
+    for target in targets if isinstance(targets, list) else ():
+        if not isinstance(target, str):
+            continue
+        if classes:
+            if re.fullmatch(r"[A-Z]\w*", target):
+                return True
+        elif target.startswith("re:"):
+            if any(_search(target[3:], name) for name in (module, canonical(module))):
+                return True
+        elif target in (module, canonical(module)):
+            return True
+    return False
+
+
+def _search(pattern: str, name: str) -> bool:
+    try:
+        return re.match(pattern, name) is not None
+    except re.error:
+        raise Unsupported(f"config.json has a pattern in quantization_config that is none: {pattern!r}") from None
+
+
+def _scheme_of(weights: Any, tensor: str) -> Scheme:
+    if not isinstance(weights, Mapping):
+        raise Unsupported(f"{tensor}: its group in quantization_config says nothing about weights")
+    bits, kind, group = (weights.get(k) for k in ("num_bits", "type", "group_size"))
+    if kind != "int" or bits not in (2, 4, 8):
+        raise Unsupported(f"{tensor}: config.json says {kind} of {bits} bits; integers of 2, 4 or 8 bits are read")
+    grouped = weights.get("strategy") == "group" or (weights.get("strategy") is None and group)
+    if grouped and not (type(group) is int and group > 0):
+        raise Unsupported(f"{tensor}: config.json says groups of {group!r} columns")
+    return Scheme(bits, weights.get("symmetric") is not False, group if grouped else None)
+
+
+def _columns(codes: TensorSpec, scale: TensorSpec, scheme: Scheme) -> int:
+    """Columns of the weight: those of whole groups, else all that the words have room for."""
+    if codes.dtype == I8:
+        return codes.shape[1]
+    if scheme.group_size and len(scale.shape) == 2:
+        return scale.shape[1] * scheme.group_size
+    return codes.shape[1] * codes.dtype.itemsize * 8 // scheme.bits
+
+
+def _check(
+    parameters: Mapping[str, TensorSpec], codes: TensorSpec, scale: TensorSpec, shape: tuple[int, int], scheme: Scheme
+) -> None:
+    problems = list(_problems(parameters, codes, scale, shape, scheme))
+    if problems:
+        raise Unsupported(*problems)
+
+
+def _problems(
+    parameters: Mapping[str, TensorSpec], codes: TensorSpec, scale: TensorSpec, shape: tuple[int, int], scheme: Scheme
+) -> Iterator[str]:
+    rows, columns = shape
+    groups = columns // scheme.group_size if scheme.group_size else 1
+    fitting = [(rows, groups)] if groups > 1 else [(rows, 1), (rows,), (1,), (), (1, 1)]
+    what = f"groups of {scheme.group_size}" if scheme.group_size else "one scale a row or one for all"
+    if codes.dtype != I8 and codes.shape[1] != -(-columns * scheme.bits // (8 * codes.dtype.itemsize)):
+        yield f"{codes} does not hold the {columns} columns of {scale} in {scheme.bits} bits and {what} (config.json)"
+    elif scale.shape not in fitting:
+        yield f"{scale} does not fit {what} (config.json) over {list(shape)}"
+    zero = parameters.get(ZERO)
+    if zero is None and not scheme.symmetric:
+        yield f"{codes.name} is asymmetric by config.json, but its {ZERO} is missing from the checkpoint"
+    if zero is not None:
+        packed = (-(-rows * scheme.bits // 32), groups)
+        if zero.dtype not in (I8, I32) or zero.shape != (packed if zero.dtype == I32 else scale.shape):
+            yield f"{zero} does not fit a scale of {list(scale.shape)}"
+    order = parameters.get(GROUPS)
+    if order is not None and (order.dtype.kind != "i" or order.shape != (columns,)):
+        yield f"{order} must be integers [{columns}]"
+    stated = parameters.get(SHAPE)
+    if stated is not None and (stated.dtype.kind != "i" or stated.shape != (2,)):
+        yield f"{stated} must be two integers, not {dtype_name(stated.dtype)}"
+
+
+def _group_order(order: np.ndarray, groups: int, spec: TensorSpec) -> np.ndarray:
+    if order.max(initial=0) >= groups:
+        raise CheckpointError(
+            f"{spec.file or 'the checkpoint'}: {spec.name} points to group {order.max()}; there are {groups}"
+        )
+    return order
+
+
+@hookimpl
+def ktforge_preprocessors() -> Iterable[type[Preprocessor]]:
+    return [CompressedTensorsFormat]

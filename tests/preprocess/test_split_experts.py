@@ -1,0 +1,183 @@
+"""Fused experts give the very bytes that the same experts give one by one."""
+
+import tracemalloc
+
+import checkpoints
+import numpy as np
+import pytest
+from checkpoints import BF16, EXPERTS, LAYERS, fuse
+from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SplitExperts
+
+from ktforge import Pipeline, TensorSpec, Unit, UnitSpec, Unsupported
+from ktforge.testing import MemoryLoader, MemoryWriter
+
+
+def convert(data, *, layout=True, split=None, **changes):
+    writer = MemoryWriter()
+    stages = {"quantize": Int4(), "layout": KtAmx(threadpool_count=2)} if layout else {}
+    pipeline = Pipeline(
+        loader=MemoryLoader(tensors=data, model=checkpoints.config(**changes)),
+        preprocess=[split or SplitExperts(), MoeToBf16()], writer=writer, **stages,
+    )  # fmt: skip
+    plan = pipeline.run(workers=2)
+    return plan, writer.tensors
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes(), name
+
+
+@pytest.mark.parametrize(
+    ("model_type", "form"),
+    [
+        ("qwen3_5_moe_text", {}),
+        ("qwen3_vl_moe_text", {"transposed": True}),
+        ("llama4_text", {"transposed": True, "stem": "feed_forward.experts"}),
+        ("gpt_oss", {"transposed": True, "interleaved": True}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [BF16, np.float16])
+def test_fused_experts_are_those_experts(model_type, form, dtype):
+    data = {n: a.astype(dtype) for n, a in checkpoints.tensors().items()}
+    plan, made = convert(fuse(data, **form), model_type=model_type)
+    assert plan.expert_units == LAYERS * EXPERTS
+    same(made, convert(data)[1])
+
+
+def test_without_a_layout_the_experts_get_their_usual_names():
+    data = checkpoints.tensors()
+    same(convert(fuse(data), layout=False, model_type="qwen3_5_moe_text")[1], data)
+
+
+def test_not_split_they_keep_the_names_they_have():
+    data = fuse(checkpoints.tensors(), transposed=True)
+    half = {n: a.astype(np.float16) if ".experts." in n else a for n, a in data.items()}
+    writer = MemoryWriter()
+    loader = MemoryLoader(tensors=half, model=checkpoints.config(model_type="qwen3_vl_moe_text"))
+    plan = Pipeline(loader=loader, preprocess=[MoeToBf16()], writer=writer).run()
+    assert plan.expert_units == LAYERS * EXPERTS
+    same(writer.tensors, {n: a.astype(np.float16).astype(BF16) if ".experts." in n else a for n, a in data.items()})
+
+
+@pytest.mark.parametrize(("size", "hidden"), [(128, 256), (256, 256)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_two_tensors_together_settle_the_axis_order(size, hidden, transposed):
+    """2I = H makes gate_up square, I = H makes down square; never both."""
+    shapes = {"gate_up": (3, 2 * size, hidden), "down": (3, hidden, size)}
+    arrays = {f"{p}.weight": np.arange(np.prod(s), dtype=np.int32).reshape(s) for p, s in shapes.items()}
+    expected = arrays["gate_up.weight"][1, size:], arrays["down.weight"][1]
+    if transposed:
+        arrays = {r: np.ascontiguousarray(a.swapaxes(1, 2)) for r, a in arrays.items()}
+    unit = fused_unit(arrays)
+    stage = bound(moe_intermediate_size=size, hidden_size=hidden)
+    _, second, _ = stage.apply(unit)
+    assert np.array_equal(second.tensors["up.weight"], expected[0])
+    assert np.array_equal(second.tensors["down.weight"], expected[1])
+    assert [u.tensors["gate.weight"].shape for u in stage.plan(unit.spec)] == [(size, hidden)] * 3
+
+
+def fused_unit(arrays) -> Unit:
+    name = "model.layers.0.mlp.experts"
+    specs = {r: TensorSpec(f"{name}.{r}", a.dtype, a.shape) for r, a in arrays.items()}
+    return Unit(UnitSpec(name, specs, 0, fused=True), arrays)
+
+
+def bound(split=None, **changes):
+    return (split or SplitExperts()).bind(checkpoints.config(**{"model_type": "qwen3_5_moe_text", **changes}))
+
+
+def test_what_is_stored_beside_a_weight_is_cut_with_it():
+    gate_up = np.arange(2 * 8 * 4).reshape(2, 8, 4)
+    arrays = {
+        "gate_up.weight": gate_up, "gate_up.bias": np.arange(16).reshape(2, 8),
+        "gate_up.weight_scale_inv": np.arange(2 * 4 * 2).reshape(2, 4, 2),
+        "down.weight": np.zeros((2, 4, 4), np.int64), "down.bias": np.arange(8).reshape(2, 4),
+    }  # fmt: skip
+    second = list(bound(moe_intermediate_size=4, hidden_size=4).apply(fused_unit(arrays)))[1]
+    assert second.tensors["up.bias"].tolist() == [12, 13, 14, 15]
+    assert second.tensors["gate.weight_scale_inv"].tolist() == [[8, 9], [10, 11]]
+    assert second.tensors["down.bias"].tolist() == [4, 5, 6, 7]
+    assert np.array_equal(second.tensors["up.weight"], gate_up[1, 4:])
+    alternating = bound(SplitExperts(gate_up="interleaved"), moe_intermediate_size=4, hidden_size=4)
+    second = list(alternating.apply(fused_unit(arrays)))[1]
+    assert second.tensors["up.bias"].tolist() == [9, 11, 13, 15]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "brand_new"},
+            "no architecture file names model_type 'brand_new', .* say split-experts {gate_up",
+        ),
+        (
+            {"moe_intermediate_size": 100},
+            r"fit hidden size 256 and expert size 100 of config.json in neither axis order",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_refused(changes, message):
+    data = fuse(checkpoints.tensors())
+    unit = fused_unit({f"{p}.weight": data[f"model.layers.0.mlp.experts.{p}_proj"] for p in ("gate_up", "down")})
+    with pytest.raises(Unsupported, match=message):
+        bound(**changes).plan(unit.spec)
+
+
+def test_the_option_settles_what_the_model_type_does_not():
+    data = fuse(checkpoints.tensors())
+    split = SplitExperts(gate_up="halves")
+    same(convert(data, model_type="brand_new", split=split)[1], convert(checkpoints.tensors())[1])
+
+
+def test_a_layout_needs_the_experts_apart():
+    loader = MemoryLoader(tensors=fuse(checkpoints.tensors()), model=checkpoints.config(model_type="qwen3_5_moe"))
+    pipeline = Pipeline(
+        loader=loader, preprocess=[MoeToBf16()], quantize=Int4(), layout=KtAmx(), writer=MemoryWriter()
+    )  # fmt: skip
+    assert pipeline.plan().problems == (
+        "model.layers.0.mlp.experts (and 1 more): all experts of the layer are in one tensor: put split-experts first "
+        "under preprocess",
+    )
+
+
+def test_biases_have_no_place_in_kt_amx():
+    data = fuse(checkpoints.tensors(), transposed=True, interleaved=True, biases=True)
+    loader = MemoryLoader(tensors=data, model=checkpoints.config(model_type="gpt_oss"))
+    pipeline = Pipeline(
+        loader=loader, preprocess=[SplitExperts(), MoeToBf16()], quantize=Int4(), layout=KtAmx(), writer=MemoryWriter()
+    )  # fmt: skip
+    (problem,) = pipeline.plan().problems
+    assert problem.endswith("gate has bias beside its weight, which int4 has no place for")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_fused_tensor_is_never_in_memory(tmp_path, transposed):
+    experts, size, hidden = 32, 128, 256
+    data = {
+        "model.layers.0.mlp.experts.gate_up_proj": np.zeros((experts, 2 * size, hidden), BF16),
+        "model.layers.0.mlp.experts.down_proj": np.zeros((experts, hidden, size), BF16),
+    }
+    if transposed:
+        data = {n: np.ascontiguousarray(a.swapaxes(1, 2)) for n, a in data.items()}
+    one = 3 * size * hidden * 2
+    model = checkpoints.config(
+        model_type="qwen3_vl_moe", num_experts=experts, moe_intermediate_size=size, num_hidden_layers=1
+    )  # fmt: skip
+    pipeline = Pipeline(
+        loader=SafetensorsLoader(path=checkpoints.write(tmp_path, data, model)),
+        preprocess=[SplitExperts(), MoeToBf16()], quantize=Int4(), layout=KtAmx(threadpool_count=1),
+        writer=MemoryWriter(),
+    )  # fmt: skip
+    plan = pipeline.plan()
+    assert plan.problems == () and plan.peak_memory(1) < 4 * one
+    stage = next(s for s in plan.pipeline.preprocess if isinstance(s, SplitExperts))
+    source = plan.units[0].source
+    unit = Unit(source, {r: pipeline.loader.read(t) for r, t in source.tensors.items()})
+    tracemalloc.start()
+    for made in stage.apply(unit):
+        assert all(a.flags.c_contiguous for a in made.tensors.values())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * one, f"{peak:,} bytes for experts of {one:,}"
