@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_shapes, group
 from ktforge.modelconfig import ModelConfig, read_model_config
-from ktforge.registry import blame
+from ktforge.registry import blame, planned
 from ktforge.stages import Preprocessor
-from ktforge.tensors import FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
+from ktforge.tensors import Demand, FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
@@ -172,18 +172,18 @@ def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> Plan
 
 def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:
     with blame(stage, unit.name):
-        return stage.plan(unit)
+        return tuple(stage.plan(unit))
 
 
 def _plan_result(pipeline: Pipeline, unit: UnitSpec) -> Result:
     quantizer, layout = pipeline.quantize, pipeline.layout
     if quantizer is not None and layout is not None and unit.is_expert:
         with blame(layout, unit.name):
-            demand = layout.demand(unit)
+            demand = planned(layout, layout.demand(unit), Demand, unit.name)
         with blame(quantizer, unit.name):
-            quant = quantizer.plan(unit, demand)
+            quant = planned(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
         with blame(layout, unit.name):
-            return Result(unit, quant, layout.plan(quant))
+            return Result(unit, quant, planned(layout, layout.plan(quant), PackedSpec, unit.name))
     renamed = {}
     for role, tensor in unit.tensors.items():
         name: str | None = tensor.name

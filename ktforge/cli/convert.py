@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktforge.cli.options import InputPath, Output, Overwrite
+from ktforge.cli.options import Block, InputPath, Output, Overwrite, PluginFiles, installed
 
 NAME = "convert"
 
@@ -39,6 +39,8 @@ def command(
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
     ] = False,
     overwrite: Overwrite = False,
+    block: Block = None,
+    plugins: PluginFiles = None,
     print_pipeline: Annotated[
         bool, typer.Option("--print-pipeline", help="Print the pipeline file for these options and write nothing.")
     ] = False,
@@ -46,7 +48,6 @@ def command(
     """Convert a MoE checkpoint's experts to INT4 or INT8 for KTransformers, with upstream's options."""
     from ktforge.cli.running import carry_out
     from ktforge.config import build_pipeline, dump_pipeline
-    from ktforge.registry import Registry
 
     preprocess: dict[str, Any] = {"use": "moe-to-bf16", "input_type": input_type.value}
     layout: dict[str, Any] = {"use": "kt-amx"}
@@ -60,7 +61,7 @@ def command(
         "writer": {"use": "kt-folder" if no_merge_safetensor else "safetensors", "path": str(output)},
         "runtime": {"cpuinfer_threads": cpuinfer_threads},
     }
-    registry = Registry.installed()
+    registry = installed(block, plugins)
     pipeline = build_pipeline(data, registry, "convert")
     if print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)

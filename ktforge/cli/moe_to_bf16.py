@@ -1,17 +1,22 @@
 from __future__ import annotations
 
-from ktforge.cli.options import InputPath, Output, Overwrite
+from ktforge.cli.options import Block, InputPath, Output, Overwrite, PluginFiles, installed
 
 NAME = "moe-to-bf16"
 
 
-def command(input_path: InputPath, output: Output, overwrite: Overwrite = False) -> None:
+def command(
+    input_path: InputPath,
+    output: Output,
+    overwrite: Overwrite = False,
+    block: Block = None,
+    plugins: PluginFiles = None,
+) -> None:
     """Convert a MoE checkpoint's experts to BF16 and write an ordinary Hugging Face checkpoint."""
     from ktforge.cli.running import carry_out
     from ktforge.config import build_pipeline
-    from ktforge.registry import Registry
 
-    registry = Registry.installed()
+    registry = installed(block, plugins)
     data = {
         "loader": {"use": "auto", "path": str(input_path)},
         "preprocess": [{"use": "moe-to-bf16"}],

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ktforge.cli.options import Overwrite, PipelineFile, Sets
+from ktforge.cli.options import Block, Overwrite, PipelineFile, PluginFiles, Sets, installed
 
 NAME = "run"
 
@@ -14,14 +14,15 @@ def command(
     sets: Sets = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
     overwrite: Overwrite = False,
+    block: Block = None,
+    plugins: PluginFiles = None,
 ) -> None:
     """Run a pipeline file."""
     from ktforge.cli.plan import show
     from ktforge.cli.running import carry_out
     from ktforge.config import load_pipeline
-    from ktforge.registry import Registry
 
-    registry = Registry.installed()
+    registry = installed(block, plugins)
     built = load_pipeline(pipeline, registry, sets or ())
     if dry_run:
         show(built.plan(), as_json=False)
