@@ -18,14 +18,14 @@ class Runtime(BaseModel):
     """What the engine will be started with; recorded in the manifest for whoever starts it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    cpuinfer_threads: int | None = Field(default=None, ge=1)
+    cpuinfer_threads: int | None = Field(default=None, ge=1, description="Threads of the engine.")
 
 
 class Pipeline(BaseModel):
     """loader → preprocess → quantize → layout → writer. Without quantize and layout it only converts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    version: Literal[1] = 1
+    version: Literal[1] = Field(default=1, description="Version of the pipeline file's form.")
     loader: InstanceOf[Loader]
     preprocess: tuple[InstanceOf[Preprocessor], ...] = ()
     quantize: InstanceOf[Quantizer] | None = None

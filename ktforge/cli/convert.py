@@ -30,10 +30,12 @@ def command(
         InputType, typer.Option("--input-type", help="Precision of the source's experts; checked if it is not auto.")
     ] = InputType.auto,
     cpuinfer_threads: Annotated[
-        int | None, typer.Option("--cpuinfer-threads", min=1, help="Threads of the engine; recorded for it.")
+        int | None,
+        typer.Option("--cpuinfer-threads", metavar="N", min=1, help="Threads of the engine; recorded for it."),
     ] = None,
     threadpool_count: Annotated[
-        int | None, typer.Option("--threadpool-count", min=1, help="NUMA nodes the engine will run on.  [default: 2]")
+        int | None,
+        typer.Option("--threadpool-count", metavar="N", min=1, help="NUMA nodes the engine will run on.  [default: 2]"),
     ] = None,
     no_merge_safetensor: Annotated[
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 from safetensors import SafetensorError, safe_open
 
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
@@ -25,7 +25,7 @@ class SafetensorsLoader(Loader):
     """Reads *.safetensors of a folder. Tensors are views of the mapped files, so kernels read the page cache."""
 
     name: ClassVar[str] = "safetensors"
-    path: Path
+    path: Path = Field(description="The checkpoint's folder.")
 
     _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
