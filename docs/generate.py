@@ -54,10 +54,10 @@ def pipeline_options() -> str:
     ]
     entries = [e for e in Registry.installed().entries() if e.distribution == "ktforge"]
     for stage in STAGES:
-        lines += [f"## {stage.stage}", "", _prose(inspect.getdoc(stage) or ""), ""]
+        lines += [f"## {stage.stage}", "", prose(inspect.getdoc(stage) or ""), ""]
         for entry in (e for e in entries if e.cls.stage == stage.stage):
             lines += _stage(entry)
-    lines += ["## runtime", "", _prose(inspect.getdoc(Runtime) or ""), "", *_options(Runtime.model_fields)]
+    lines += ["## runtime", "", prose(inspect.getdoc(Runtime) or ""), "", *_options(Runtime.model_fields)]
     stages = {stage.stage for stage in STAGES}
     others = {n: f for n, f in Pipeline.model_fields.items() if n not in stages | {"runtime"}}
     lines += ["## Other keys", "", *_options(others)]
@@ -66,24 +66,24 @@ def pipeline_options() -> str:
 
 def contract() -> str:
     """Every hook, the methods of every stage, and what travels between them."""
-    lines = ["# The contract", "", _prose(inspect.getdoc(hookspecs) or ""), "", "## Hooks", ""]
+    lines = ["# The contract", "", prose(inspect.getdoc(hookspecs) or ""), "", "## Hooks", ""]
     for name, hook in vars(hookspecs).items():
         if name.startswith("ktforge_"):
             lines += _function(name, hook, "###")
-    lines += ["## Stages", "", _prose(inspect.getdoc(Stage) or ""), "", *_methods(Stage, "###")]
+    lines += ["## Stages", "", prose(inspect.getdoc(Stage) or ""), "", *_methods(Stage, "###")]
     for stage in STAGES:
-        lines += [f"### {stage.__name__}", "", _prose(inspect.getdoc(stage) or ""), "", *_methods(stage, "####")]
+        lines += [f"### {stage.__name__}", "", prose(inspect.getdoc(stage) or ""), "", *_methods(stage, "####")]
     lines += ["## What travels between them", ""]
     for name in ktforge.__all__:
         cls = getattr(ktforge, name)
         if getattr(cls, "__module__", "") == "ktforge.tensors" and inspect.isclass(cls):
             fields = [f"{field}: {kind}" for field, kind in cls.__annotations__.items()]
-            lines += [f"### {name}", "", "```python", *fields, "```", "", _prose(inspect.getdoc(cls) or ""), ""]
-    lines += ["## The test kit", "", _prose(inspect.getdoc(testing) or ""), ""]
+            lines += [f"### {name}", "", "```python", *fields, "```", "", prose(inspect.getdoc(cls) or ""), ""]
+    lines += ["## The test kit", "", prose(inspect.getdoc(testing) or ""), ""]
     for name, thing in vars(testing).items():
         if getattr(thing, "__module__", "") == "ktforge.testing" and not name.startswith("_"):
             if inspect.isclass(thing):
-                lines += [f"### {name}", "", _prose(inspect.getdoc(thing) or ""), ""]
+                lines += [f"### {name}", "", prose(inspect.getdoc(thing) or ""), ""]
             else:
                 lines += _function(name, thing, "###")
     return "\n".join(lines)
@@ -97,7 +97,7 @@ PAGES = {
 
 
 def _stage(entry: Entry) -> list[str]:
-    lines = [f"### {entry.cls.name}", "", _prose(inspect.getdoc(entry.cls) or ""), ""]
+    lines = [f"### {entry.cls.name}", "", prose(inspect.getdoc(entry.cls) or ""), ""]
     return [*lines, *_options(entry.cls.model_fields)]
 
 
@@ -131,11 +131,11 @@ def _function(name: str, function: Any, heading: str) -> list[str]:
     abstract = " *Must be written.*" if getattr(function, "__isabstractmethod__", False) else ""
     return [
         f"{heading} {name}", "", "```python", f"{name}{signature}", "```", "",
-        f"{_prose(inspect.getdoc(function) or '')}{abstract}", "",
+        f"{prose(inspect.getdoc(function) or '')}{abstract}", "",
     ]  # fmt: skip
 
 
-def _prose(docstring: str) -> str:
+def prose(docstring: str) -> str:
     """Sphinx's roles and double backticks as Markdown's single ones, and no emphasis from _ and *."""
     text = re.sub(r":\w+:`~?(?:ktforge\.)?([^`]+)`", r"`\1`", docstring).replace("``", "`")
     return "`".join(re.sub(r"([_*])", r"\\\1", s) if i % 2 == 0 else s for i, s in enumerate(text.split("`")))
@@ -146,7 +146,7 @@ def _code(text: object) -> str:
 
 
 def _cell(text: str) -> str:
-    return _prose(text).replace("|", "\\|").replace("\n", " ")
+    return prose(text).replace("|", "\\|").replace("\n", " ")
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
