@@ -222,7 +222,7 @@ def _blamed(function: Callable[..., Any], prefix: str) -> Callable[..., Any]:
 
 
 def _is_hookimpl(plugin: object, name: str) -> bool:
-    return hasattr(getattr(plugin, name, None), f"{GROUP}_impl")
+    return hasattr(inspect.getattr_static(plugin, name, None), f"{GROUP}_impl")  # runs no code of the plugin
 
 
 def _is_spec(name: str) -> bool:

@@ -116,6 +116,11 @@ class Part:
     def shape(self) -> tuple[int, int]:
         return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
 
+    @property
+    def role(self) -> str:
+        """The role of the weight in its unit's tensors."""
+        return f"{self.projection}.weight" if self.projection else "weight"
+
     def of(self, weight: np.ndarray) -> np.ndarray:
         """The view of ``weight`` [out, in] that this part covers."""
         return weight[self.rows[0] : self.rows[1], self.cols[0] : self.cols[1]]

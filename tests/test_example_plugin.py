@@ -106,7 +106,7 @@ OWNER = "plugin example of ktforge-example 0.1.0"
         ('name: ClassVar[str] = "example"\n\n', 'name: ClassVar[str] = "kt-amx"\n\n',
          f"two plugins offer the layout 'kt-amx': {OWNER} and plugin layout-kt-amx of ktforge {version('ktforge')}: "
          "turn one off with --block example or --block layout-kt-amx"),
-        ("        highest = ", "        raise KeyError(role)\n        highest = ",
+        ("        highest = ", "        raise KeyError(part.role)\n        highest = ",
          "plugin example (ktforge-example 0.1.0, quantize) failed on model.layers.N.mlp.experts.N: "
          "KeyError: 'gate.weight' (ktforge_example.py, line N)"),
         ("codes.reshape(rows, columns)", "codes",
@@ -161,7 +161,7 @@ def test_a_new_plugin_passes_its_own_tests(tmp_path):
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(folder)},
     )  # fmt: skip
-    assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "7 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("name", ["", "Int3", "my_int3", "-a", "a--b", "../x", "3a"])

@@ -156,3 +156,9 @@ def test_every_command_and_option_explains_itself():
         for parameter in command.params:
             assert parameter.help, (name, parameter.name)
     assert all(name in ktforge("--help").stdout for name in root.commands)
+
+
+def test_commands_that_need_plugins_can_turn_them_off():
+    for name, command in get_command(app).commands.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert ({"--block", "--plugin"} <= options) == (name not in ("new-plugin", "isa")), name

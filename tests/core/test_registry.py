@@ -219,3 +219,21 @@ def test_a_stage_that_plans_nothing_is_named(source):
     )
     with pytest.raises(PluginError, match=r"planned NoneType for model\.layers\.0\.mlp\.experts\.0; PackedSpec was"):
         pipeline.plan()
+
+
+def test_a_plugin_that_is_not_installed_is_named_by_its_file(source, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from ktforge import hookimpl\nfrom ktforge_plugins import KtAmx\n\n\n"
+        "class Mine(KtAmx):\n    name = 'mine'\n\n    def demand(self, unit):\n        raise ValueError('no')\n\n\n"
+        "@hookimpl\ndef ktforge_layouts():\n    return [Mine]\n"
+    )
+    registry = Registry(load_file(file))
+    layout = registry.find("layout", "mine").cls()
+    pipeline = Pipeline(
+        loader=SafetensorsLoader(path=source), quantize=int4.Int4(), layout=layout, writer=MemoryWriter()
+    )
+    with pytest.raises(PluginError) as caught:
+        pipeline.plan()
+    stem = "model.layers.0.mlp.experts.0"
+    assert str(caught.value) == f"plugin mine ({file}, layout) failed on {stem}: ValueError: no (mine.py, line 9)"

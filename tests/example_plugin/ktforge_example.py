@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+import ml_dtypes
 import numpy as np
 from pydantic import Field
 
@@ -26,6 +27,8 @@ from ktforge import (
     hookimpl,
 )
 
+FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
+
 
 class ExampleQuantizer(Quantizer):
     """Symmetric: scale = largest / (2^(bits - 1) - 1), code = weight / scale, rounded half to even."""
@@ -36,10 +39,9 @@ class ExampleQuantizer(Quantizer):
 
     def plan(self, unit: UnitSpec, demand: Demand) -> QuantSpec:
         for projection, parameters in unit.projections().items():
-            if parameters.keys() != {"weight"}:
-                raise Unsupported(
-                    f"{projection} is stored as {', '.join(sorted(parameters))}; {self.name} takes weight"
-                )
+            if parameters.keys() != {"weight"} or parameters["weight"].dtype not in FLOATS:
+                found = ", ".join(map(str, parameters.values()))
+                raise Unsupported(f"{projection} is {found}; {self.name} takes a float weight and nothing beside it")
         for part in demand.parts:
             if part.shape[1] % self.group_size:
                 raise Unsupported(f"group_size {self.group_size} does not divide {part.shape[1]} columns")
@@ -51,11 +53,10 @@ class ExampleQuantizer(Quantizer):
         return QuantUnit(spec, tuple(self._quantize(unit, part) for part in spec.parts))
 
     def _quantize(self, unit: Unit, part: Part) -> QuantPart:
-        role = f"{part.projection}.weight"
         rows, columns = part.shape
-        groups = part.of(unit.tensors[role]).astype(np.float32).reshape(rows, -1, self.group_size)
+        groups = part.of(unit.tensors[part.role]).astype(np.float32).reshape(rows, -1, self.group_size)
         if not np.isfinite(groups).all():
-            raise CheckpointError(f"{unit.spec.tensors[role].name} is NaN or infinite somewhere: get a good copy")
+            raise CheckpointError(f"{unit.spec.tensors[part.role].name} is NaN or infinite somewhere: get a good copy")
         highest = 2 ** (self.bits - 1) - 1
         scales = np.abs(groups).max(axis=2) / np.float32(highest)
         divisors = np.where(scales == 0, np.float32(1), scales)  # a group of zeros has the codes 0
@@ -86,7 +87,7 @@ class ExampleLayout(Layout):
 
     @staticmethod
     def _names(unit: UnitSpec, part: Part) -> tuple[str, str]:
-        source = unit.tensors[f"{part.projection}.weight"].name
+        source = unit.tensors[part.role].name
         return f"{source}_codes", f"{source}_scales"
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from ktforge_example import ExampleLayout, ExampleQuantizer
@@ -29,6 +31,13 @@ def test_groups_that_do_not_divide_are_refused_in_the_plan():
     unit = expert()
     with pytest.raises(Unsupported, match="group_size 48 does not divide 128 columns"):
         ExampleQuantizer(group_size=48).plan(unit.spec, ExampleLayout().demand(unit.spec))
+
+
+def test_other_sources_are_refused_in_the_plan():
+    unit = expert().spec
+    codes = replace(unit.tensors["up.weight"], dtype=np.dtype(np.int8))
+    with pytest.raises(Unsupported, match=r"up is .* takes a float weight"):
+        ExampleQuantizer().plan(unit.with_tensors({"up.weight": codes}), ExampleLayout().demand(unit))
 
 
 def test_a_weight_that_is_not_finite_is_refused():
