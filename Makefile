@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]') native/build.py
 WORKERS ?= 2
 
-.PHONY: demo test lint test-runtime clean
+.PHONY: demo test lint docs test-runtime clean
 
 demo: $(VENV)/.ktforge
 	$(BIN)/python demo/demo.py
@@ -23,6 +23,15 @@ test-runtime: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps kt-kernel==0.7.2 -r requirements/runtime.txt
 	$(BIN)/python -m pytest -m runtime
 
+docs: $(VENV)/.docs docs/assets/mermaid.min.js
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+# Drawings need this script. Without npm the pages take it from the network when they are looked at.
+docs/assets/mermaid.min.js:
+	if command -v npm >/dev/null; then mkdir -p docs/assets $(VENV)/npm && \
+	npm pack --silent --pack-destination $(VENV)/npm mermaid@11.16.0 && \
+	tar -xzf $(VENV)/npm/mermaid-11.16.0.tgz -C docs/assets --strip-components 2 package/dist/mermaid.min.js; fi
+
 # The extension is rebuilt when a C file or the metadata changed.
 $(VENV)/.ktforge: pyproject.toml setup.py $(NATIVE)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -33,5 +42,9 @@ $(VENV)/.test: $(VENV)/.ktforge requirements/test.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/test.txt
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.ktforge requirements/docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist demo/out ktforge/_native*
+	rm -rf $(VENV) build dist demo/out site docs/assets ktforge/_native*

@@ -23,7 +23,7 @@ class Runtime(BaseModel):
     """What the engine will be started with; recorded in the manifest for whoever starts it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    cpuinfer_threads: int | None = Field(default=None, ge=1)
+    cpuinfer_threads: int | None = Field(default=None, ge=1, description="Threads of the engine.")
 
 
 class Pipeline(BaseModel):
@@ -37,14 +37,16 @@ class Pipeline(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    version: Literal[1] = 1
+    version: Literal[1] = Field(default=1, description="Version of the pipeline file's form.")
     loader: InstanceOf[Loader]
     preprocess: tuple[InstanceOf[Preprocessor], ...] = ()
     quantize: InstanceOf[Quantizer] | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...] = Field(default=(), description="What gets another quantizer or none, under `quantize`.")
     layout: InstanceOf[Layout] | None = None
     writer: InstanceOf[Writer]
-    mtp: Literal["omit", "keep"] | None = None
+    mtp: Literal["omit", "keep"] | None = Field(
+        default=None, description="Keep or omit multi-token-prediction layers, whole. Default: a layout omits them."
+    )
     runtime: Runtime = Runtime()
 
     @model_validator(mode="after")

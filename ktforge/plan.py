@@ -14,11 +14,11 @@ from ktforge.checkpoint import CONFIG, read_json
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_extra, check_shapes, group
 from ktforge.modelconfig import ModelConfig
-from ktforge.registry import blame
+from ktforge.registry import blame, planned
 from ktforge.rules import Targets
 from ktforge.source import read_source
 from ktforge.stages import Preprocessor, Quantizer
-from ktforge.tensors import FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
+from ktforge.tensors import Demand, FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
@@ -210,18 +210,18 @@ def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets:
 
 def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:
     with blame(stage, unit.name):
-        return stage.plan(unit)
+        return tuple(stage.plan(unit))
 
 
 def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec) -> Result:
     layout = pipeline.layout
     if quantizer is not None and layout is not None:
         with blame(layout, unit.name):
-            demand = layout.demand(unit)
+            demand = planned(layout, layout.demand(unit), Demand, unit.name)
         with blame(quantizer, unit.name):
-            quant = quantizer.plan(unit, demand)
+            quant = planned(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
         with blame(layout, unit.name):
-            return Result(unit, quantizer, quant, layout.plan(quant))
+            return Result(unit, quantizer, quant, planned(layout, layout.plan(quant), PackedSpec, unit.name))
     renamed = {}
     for role, tensor in unit.tensors.items():
         name: str | None = tensor.name

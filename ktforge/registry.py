@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
-from collections.abc import Collection, Iterator, Mapping
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -14,7 +21,11 @@ from ktforge import hookspecs
 from ktforge.errors import ConfigError, KtforgeError, PluginError
 from ktforge.stages import STAGES, Layout, Loader, Preprocessor, Quantizer, Stage, Writer
 
+T = TypeVar("T")
+
 GROUP = "ktforge"
+#: Plugin names, separated by commas, that :meth:`Registry.installed` leaves out.
+BLOCK_VARIABLE = "KTFORGE_BLOCK"
 _HOOKS: dict[str, type[Stage]] = {
     "ktforge_loaders": Loader,
     "ktforge_preprocessors": Preprocessor,
@@ -56,14 +67,21 @@ class Registry:
 
     @classmethod
     def installed(cls, *plugins: object, blocked: Collection[str] = ()) -> Registry:
-        """Every plugin with an entry point in the group ``ktforge``, then ``plugins``."""
-        registry = cls(blocked=blocked)
+        """Every plugin with an entry point in the group ``ktforge``, then ``plugins``.
+
+        ``blocked`` and the environment's KTFORGE_BLOCK name entry points to leave out. Raises ConfigError for a name
+        that no entry point has.
+        """
+        points = [
+            (point, dist) for dist in importlib.metadata.distributions() for point in dist.entry_points
+            if point.group == GROUP
+        ]  # fmt: skip
+        registry = cls(blocked=_blocked(blocked, {point.name for point, _ in points}))
         # Not pluggy's load_setuptools_entrypoints: it drops the second of two plugins with one entry-point name in
         # silence, and lets an ImportError out without the plugin's name.
-        for dist in importlib.metadata.distributions():
-            for point in dist.entry_points:
-                if point.group == GROUP and point.name not in registry._blocked:
-                    registry._load(point, dist.name, dist.version)
+        for point, dist in points:
+            if point.name not in registry._blocked:
+                registry._load(point, dist.name, dist.version)
         for plugin in plugins:
             registry.add(plugin)
         return registry
@@ -75,13 +93,14 @@ class Registry:
                 return  # one distribution seen twice on sys.path
             other_dist, other_version = self._owners[point.name]
             raise PluginError(
-                f"{owner} has the same entry-point name as the one of {other_dist} {other_version}: uninstall one"
+                f"{owner} has the same entry-point name as the one of {other_dist} {other_version}: "
+                f"uninstall one, or {_off(point.name)}"
             )
         try:
             plugin = point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(
-                f"{owner} cannot be imported ({type(error).__name__}: {error}): mend or uninstall it"
+                f"{owner} cannot be imported ({_reason(error)}): mend or uninstall it, or {_off(point.name)}"
             ) from error
         self._owners[point.name] = (dist, version)
         self.add(plugin, name=point.name)
@@ -93,30 +112,44 @@ class Registry:
             return
         dist, version = self._owners.get(label, ("", ""))
         owner = f"plugin {label} of {dist} {version}" if dist else f"plugin {label}"
-        unknown = [h for h in dir(plugin) if h.startswith("ktforge_") and _is_hookimpl(plugin, h) and not _is_spec(h)]
+        off = f", or {_off(label)}" if dist else ""
+        hooks = [h for h in dir(plugin) if _is_hookimpl(plugin, h)]
+        unknown = [h for h in hooks if not _is_spec(h)]
         if unknown:
-            raise PluginError(f"{owner} is written for the hook {unknown[0]}, which this ktforge does not have")
+            raise PluginError(
+                f"{owner} is written for the hook {unknown[0]}, which this ktforge does not have: "
+                f"update the one that is older{off}"
+            )
+        if not hooks:
+            raise PluginError(f"{owner} implements no hook: mark its functions with @ktforge.hookimpl{off}")
+        observers = _Observers()
+        for hook in hooks:
+            if hook not in _HOOKS:
+                setattr(observers, hook, _blamed(getattr(plugin, hook), f"{owner} failed in {hook}"))
         try:
-            self._manager.register(plugin, name=label if self._manager.get_plugin(label) is None else None)
-            found = [
-                (base, cls) for hook, base in _HOOKS.items() if _is_hookimpl(plugin, hook)
-                for cls in getattr(plugin, hook)()
-            ]  # fmt: skip
+            self._manager.register(observers, name=label if self._manager.get_plugin(label) is None else None)
+            found = [(base, cls) for hook, base in _HOOKS.items() if hook in hooks for cls in getattr(plugin, hook)()]
         except Exception as error:
-            raise PluginError(f"{owner} failed while it was registered ({type(error).__name__}: {error})") from error
+            raise PluginError(f"{owner} failed while it was registered ({_reason(error)}): mend it{off}") from error
         for base, stage_cls in found:
             self._add_stage(base, Entry(stage_cls, label, dist, version))
 
     def _add_stage(self, base: type[Stage], entry: Entry) -> None:
-        if not (isinstance(entry.cls, type) and issubclass(entry.cls, base)):
-            raise PluginError(f"{entry} offers {entry.cls!r}, which is not a {base.__name__} class")
-        if not isinstance(getattr(entry.cls, "name", None), str):
-            raise PluginError(f"{entry} offers {entry.cls.__name__} without a `name`")
-        key = (base.stage, entry.cls.name)
+        cls = entry.cls
+        off = f", or {_off(entry.plugin)}" if entry.distribution else ""
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise PluginError(f"{entry} offers {cls!r}, which is not a {base.__name__} class: mend it{off}")
+        if not isinstance(getattr(cls, "name", None), str):
+            raise PluginError(f"{entry} offers {cls.__name__} without a `name`: mend it{off}")
+        if inspect.isabstract(cls):
+            missing = ", ".join(sorted(cls.__abstractmethods__))
+            raise PluginError(f"{entry} offers the {base.stage} {cls.name!r}, which lacks {missing}: mend it{off}")
+        key = (base.stage, cls.name)
         if key in self._entries:
-            raise PluginError(
-                f"two plugins offer the {base.stage} {entry.cls.name!r}: {self._entries[key]} and {entry}: block one"
-            )
+            both = sorted([self._entries[key], entry], key=lambda e: e.plugin)
+            names = " or ".join(f"--block {e.plugin}" for e in both if e.distribution)
+            mend = f"turn one off with {names}" if names else "rename one"
+            raise PluginError(f"two plugins offer the {base.stage} {cls.name!r}: {both[0]} and {both[1]}: {mend}")
         self._entries[key] = entry
 
     @property
@@ -141,8 +174,59 @@ class Registry:
         return self.find(stage, name).cls(**options)
 
 
+def load_file(path: Path) -> object:
+    """The plugin in one file that is not installed. Raises PluginError if it is not there or cannot be imported."""
+    # The path as the module's name keeps it apart from every other module, and names the file in errors.
+    name = str(path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path)
+    if path.suffix != ".py" or spec is None or spec.loader is None:
+        raise PluginError(f"plugin {path} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pydantic looks up a class's annotations there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise PluginError(f"plugin {path} cannot be imported ({_reason(error)})") from error
+    return module
+
+
+def _blocked(names: Collection[str], known: Collection[str]) -> set[str]:
+    wanted = {*names, *(name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(","))} - {""}
+    unknown = ", ".join(sorted(wanted - set(known)))
+    if unknown:
+        raise ConfigError(f"there is no plugin {unknown} to block; installed: {', '.join(sorted(known))}")
+    return wanted
+
+
+def _off(name: str) -> str:
+    return f"turn it off with --block {name} or {BLOCK_VARIABLE}={name}"
+
+
+def _reason(error: BaseException) -> str:
+    """The exception in one line: pluggy's and pydantic's have several."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+class _Observers:
+    """A plugin's observers as pluggy sees them: it would let their errors out without the plugin's name."""
+
+
+def _blamed(function: Callable[..., Any], prefix: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def observed(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except KtforgeError:
+            raise
+        except Exception as error:
+            raise PluginError(f"{prefix}: {_reason(error)}") from error
+
+    return observed
+
+
 def _is_hookimpl(plugin: object, name: str) -> bool:
-    return hasattr(getattr(plugin, name, None), f"{GROUP}_impl")
+    return hasattr(inspect.getattr_static(plugin, name, None), f"{GROUP}_impl")  # runs no code of the plugin
 
 
 def _is_spec(name: str) -> bool:
@@ -166,4 +250,19 @@ def blame(stage: Stage, subject: str) -> Iterator[None]:
     except KtforgeError:
         raise
     except Exception as error:
-        raise PluginError(f"{owner(stage)} failed on {subject}: {type(error).__name__}: {error}") from error
+        raise PluginError(f"{owner(stage)} failed on {subject}: {_reason(error)}{_place(stage, error)}") from error
+
+
+def planned(stage: Stage, value: object, kind: type[T], subject: str) -> T:
+    """``value`` itself. Raises PluginError if a stage planned something else than a ``kind``."""
+    if not isinstance(value, kind):
+        raise PluginError(f"{owner(stage)} planned {type(value).__name__} for {subject}; {kind.__name__} was expected")
+    return value
+
+
+def _place(stage: Stage, error: Exception) -> str:
+    """Where in the plugin's own file it happened; "" if the file has no frame in the traceback."""
+    module = sys.modules.get(type(stage).__module__)
+    file = getattr(module, "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({Path(file).name}, line {lines[-1]})" if file and lines else ""

@@ -93,7 +93,7 @@ def check_quantizer(
         assert got.scales.dtype == spec.scale_dtype and got.scales.shape == groups, f"{label}: scales are not {groups}"
         assert (got.zeros is None) == spec.symmetric, f"{label}: zero points do not fit symmetric={spec.symmetric}"
         assert np.array_equal(got.codes, same.codes), f"{label}: a second call gives other codes"
-        weight = part.of(unit.tensors[f"{part.projection}.weight"]).astype(np.float64)
+        weight = part.of(unit.tensors[part.role]).astype(np.float64)
         error = np.linalg.norm(dequantised(spec, got) - weight) / np.linalg.norm(weight)
         assert error <= max_error, f"{label}: relative error {error:.3f} is over {max_error}"
     return made

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from ktforge.cli import convert, dequantize, init, inspect, isa, moe_to_bf16, plan, plugins, run, schema
+from ktforge.cli import convert, dequantize, init, inspect, isa, moe_to_bf16, new_plugin, plan, plugins, run, schema
 
 app = typer.Typer(
     help="Turns Hugging Face MoE checkpoints into the weight files that CPU inference engines read.",
@@ -15,7 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (run, convert, moe_to_bf16, dequantize, inspect, init, plan, plugins, schema, isa):
+for module in (run, convert, moe_to_bf16, dequantize, inspect, init, plan, plugins, new_plugin, schema, isa):
     app.command(module.NAME)(module.command)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktforge.cli.options import InputPath, MemoryLimit, Output, Overwrite, Workers
+from ktforge.cli.options import Block, InputPath, MemoryLimit, Output, Overwrite, PluginFiles, Workers, installed
 
 NAME = "convert"
 
@@ -49,10 +49,12 @@ def command(
         int | None, typer.Option("--group-size", min=1, help="Columns that share a scale.  [default: a whole row]")
     ] = None,
     cpuinfer_threads: Annotated[
-        int | None, typer.Option("--cpuinfer-threads", min=1, help="Threads of the engine; recorded for it.")
+        int | None,
+        typer.Option("--cpuinfer-threads", metavar="N", min=1, help="Threads of the engine; recorded for it."),
     ] = None,
     threadpool_count: Annotated[
-        int | None, typer.Option("--threadpool-count", min=1, help="NUMA nodes the engine will run on.  [default: 2]")
+        int | None,
+        typer.Option("--threadpool-count", metavar="N", min=1, help="NUMA nodes the engine will run on.  [default: 2]"),
     ] = None,
     no_merge_safetensor: Annotated[
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
@@ -60,6 +62,8 @@ def command(
     overwrite: Overwrite = False,
     workers: Workers = None,
     memory_limit: MemoryLimit = None,
+    block: Block = None,
+    plugins: PluginFiles = None,
     print_pipeline: Annotated[
         bool, typer.Option("--print-pipeline", help="Print the pipeline file for these options and write nothing.")
     ] = False,
@@ -67,7 +71,6 @@ def command(
     """Convert a checkpoint to INT4 or INT8 for KTransformers, with upstream's options."""
     from ktforge.cli.running import carry_out
     from ktforge.config import build_pipeline, dump_pipeline
-    from ktforge.registry import Registry
 
     raw = quant_method is QuantMethod.rawint4
     if raw and (layout is LayoutName.kt_amx or group_size not in (None, RAWINT4_GROUP)):
@@ -91,7 +94,7 @@ def command(
         "writer": {"use": "kt-folder" if no_merge_safetensor else "safetensors", "path": str(output)},
         "runtime": {"cpuinfer_threads": cpuinfer_threads},
     }
-    registry = Registry.installed()
+    registry = installed(block, plugins)
     pipeline = build_pipeline(data, registry, "convert")
     if print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)

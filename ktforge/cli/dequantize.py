@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ktforge.cli.options import InputPath, MemoryLimit, Output, Overwrite, Workers
+from ktforge.cli.options import Block, InputPath, MemoryLimit, Output, Overwrite, PluginFiles, Workers, installed
 
 NAME = "dequantize"
 
@@ -11,12 +11,13 @@ def command(
     overwrite: Overwrite = False,
     workers: Workers = None,
     memory_limit: MemoryLimit = None,
+    block: Block = None,
+    plugins: PluginFiles = None,
 ) -> None:
     """Read a quantised output back and write an ordinary BF16 checkpoint."""
     from ktforge.cli.running import carry_out
     from ktforge.dequantize import dequantize_pipeline
-    from ktforge.registry import Registry
 
-    registry = Registry.installed()
+    registry = installed(block, plugins)
     pipeline = dequantize_pipeline(input_path, output, registry)
     carry_out(pipeline, registry, overwrite=overwrite, workers=workers, memory_limit=memory_limit)

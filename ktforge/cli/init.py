@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import typer
 
-from ktforge.cli.options import Checkpoint
+from ktforge.cli.options import Block, Checkpoint, PluginFiles, installed
 
 NAME = "init"
 
 
-def command(checkpoint: Checkpoint) -> None:
+def command(checkpoint: Checkpoint, block: Block = None, plugins: PluginFiles = None) -> None:
     """Print a commented pipeline file for a checkpoint, to begin with."""
     from ktforge.inspection import starter
-    from ktforge.registry import Registry
 
-    typer.echo(starter(checkpoint, Registry.installed()), nl=False)
+    typer.echo(starter(checkpoint, installed(block, plugins)), nl=False)

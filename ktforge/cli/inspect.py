@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktforge.cli.options import Checkpoint
+from ktforge.cli.options import Block, Checkpoint, PluginFiles, installed
 
 if TYPE_CHECKING:
     from ktforge.inspection import Inspection
@@ -16,12 +16,13 @@ NAME = "inspect"
 def command(
     checkpoint: Checkpoint,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    block: Block = None,
+    plugins: PluginFiles = None,
 ) -> None:
     """Show what a checkpoint is, what can be made of it and what is wrong with it, from headers alone."""
     from ktforge.inspection import inspect
-    from ktforge.registry import Registry
 
-    seen = inspect(checkpoint, Registry.installed())
+    seen = inspect(checkpoint, installed(block, plugins))
     if as_json:
         typer.echo(json.dumps(seen.to_dict(), indent=2))
         return

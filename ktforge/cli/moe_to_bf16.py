@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ktforge.cli.options import InputPath, MemoryLimit, Output, Overwrite, Workers
+from ktforge.cli.options import Block, InputPath, MemoryLimit, Output, Overwrite, PluginFiles, Workers, installed
 
 NAME = "moe-to-bf16"
 
@@ -11,13 +11,14 @@ def command(
     overwrite: Overwrite = False,
     workers: Workers = None,
     memory_limit: MemoryLimit = None,
+    block: Block = None,
+    plugins: PluginFiles = None,
 ) -> None:
     """Convert a MoE checkpoint's experts to BF16 and write an ordinary Hugging Face checkpoint."""
     from ktforge.cli.running import carry_out
     from ktforge.config import build_pipeline
-    from ktforge.registry import Registry
 
-    registry = Registry.installed()
+    registry = installed(block, plugins)
     data = {
         "loader": {"use": "auto", "path": str(input_path)},
         "preprocess": [{"use": "moe-to-bf16"}],

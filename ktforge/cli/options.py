@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ktforge.registry import Registry
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline file.")]
 Sets = Annotated[
@@ -23,3 +26,23 @@ Workers = Annotated[
 MemoryLimit = Annotated[
     str | None, typer.Option("--memory-limit", metavar="SIZE", help="Most memory to work on at once, such as 2GB.")
 ]
+
+Block = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--block", metavar="NAME", help="Turn a plugin off (its name in ktforge plugins); also KTFORGE_BLOCK=NAME,NAME."
+    ),
+]
+PluginFiles = Annotated[
+    list[Path] | None, typer.Option("--plugin", metavar="FILE.PY", help="Add a plugin that is not installed.")
+]
+
+
+def installed(block: list[str] | None, plugins: list[Path] | None) -> Registry:
+    """The registry that ``--block`` and ``--plugin`` ask for. Raises PluginError, ConfigError."""
+    from ktforge.registry import Registry, load_file
+
+    registry = Registry.installed(blocked=block or ())
+    for path in plugins or ():
+        registry.add(load_file(path), name=str(path))
+    return registry

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktforge.cli.options import PipelineFile, Sets
+from ktforge.cli.options import Block, PipelineFile, PluginFiles, Sets, installed
 
 if TYPE_CHECKING:
     from ktforge.plan import Plan
@@ -17,12 +17,13 @@ def command(
     pipeline: PipelineFile,
     sets: Sets = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    block: Block = None,
+    plugins: PluginFiles = None,
 ) -> None:
     """Show what a pipeline file would do, and everything that speaks against it, from headers alone."""
     from ktforge.config import load_pipeline
-    from ktforge.registry import Registry
 
-    show(load_pipeline(pipeline, Registry.installed(), sets or ()).plan(), as_json=as_json)
+    show(load_pipeline(pipeline, installed(block, plugins), sets or ()).plan(), as_json=as_json)
 
 
 def show(plan: Plan, *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ktforge.cli.options import MemoryLimit, Overwrite, PipelineFile, Sets, Workers
+from ktforge.cli.options import Block, MemoryLimit, Overwrite, PipelineFile, PluginFiles, Sets, Workers, installed
 
 NAME = "run"
 
@@ -16,14 +16,15 @@ def command(
     overwrite: Overwrite = False,
     workers: Workers = None,
     memory_limit: MemoryLimit = None,
+    block: Block = None,
+    plugins: PluginFiles = None,
 ) -> None:
     """Run a pipeline file."""
     from ktforge.cli.plan import show
     from ktforge.cli.running import carry_out
     from ktforge.config import load_pipeline
-    from ktforge.registry import Registry
 
-    registry = Registry.installed()
+    registry = installed(block, plugins)
     built = load_pipeline(pipeline, registry, sets or ())
     if dry_run:
         show(built.plan(), as_json=False)

@@ -4,12 +4,13 @@ import json
 
 import typer
 
+from ktforge.cli.options import Block, PluginFiles, installed
+
 NAME = "schema"
 
 
-def command() -> None:
+def command(block: Block = None, plugins: PluginFiles = None) -> None:
     """Print the JSON schema of pipeline files with the installed plugins, for editors."""
     from ktforge.config import json_schema
-    from ktforge.registry import Registry
 
-    typer.echo(json.dumps(json_schema(Registry.installed()), indent=2))
+    typer.echo(json.dumps(json_schema(installed(block, plugins)), indent=2))

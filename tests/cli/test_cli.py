@@ -177,10 +177,17 @@ def test_an_absent_checkpoint(tmp_path, out):
 def test_every_command_and_option_explains_itself():
     root = get_command(app)
     assert root.commands.keys() == {
-        "run", "convert", "moe-to-bf16", "dequantize", "inspect", "init", "plan", "plugins", "schema", "isa",
+        "run", "convert", "moe-to-bf16", "dequantize", "inspect", "init", "plan", "plugins", "new-plugin", "schema",
+        "isa",
     }  # fmt: skip
     for name, command in root.commands.items():
         assert command.help, name
         for parameter in command.params:
             assert parameter.help, (name, parameter.name)
     assert all(name in ktforge("--help").stdout for name in root.commands)
+
+
+def test_commands_that_need_plugins_can_turn_them_off():
+    for name, command in get_command(app).commands.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert ({"--block", "--plugin"} <= options) == (name not in ("new-plugin", "isa")), name

@@ -6,10 +6,13 @@ from typing import ClassVar
 
 import pytest
 from ktforge_plugins.layouts import kt_amx
+from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 from ktforge_plugins.quantize import int4
 
-from ktforge import ConfigError, Layout, Loader, PluginError, Registry, hookimpl
+from ktforge import ConfigError, Layout, Loader, Pipeline, PluginError, Registry, hookimpl
+from ktforge.registry import load_file
 from ktforge.stages import STAGES
+from ktforge.testing import MemoryWriter
 
 
 class Twin(Layout):
@@ -132,3 +135,105 @@ def test_two_distributions_with_one_entry_point_name(monkeypatch):
     distributions(monkeypatch, ("layout-kt-amx", target, "first"), ("layout-kt-amx", target, "second"))
     with pytest.raises(PluginError, match=r"of second 1\.2 has the same entry-point name as the one of first 1\.2"):
         Registry.installed()
+
+
+def test_blocking_a_plugin_that_is_not_there_names_those_that_are(monkeypatch):
+    distributions(monkeypatch, ("layout-a", "no_such_module", "one"), ("layout-b", "no_such_module", "two"))
+    with pytest.raises(ConfigError, match="there is no plugin layout-c to block; installed: layout-a, layout-b"):
+        Registry.installed(blocked=["layout-c"])
+    monkeypatch.setenv("KTFORGE_BLOCK", "layout-a,layout-d")
+    with pytest.raises(ConfigError, match="there is no plugin layout-d to block"):
+        Registry.installed(blocked=["layout-b"])
+    monkeypatch.setenv("KTFORGE_BLOCK", " layout-a, ")
+    assert Registry.installed(blocked=["layout-b"]).entries() == []
+
+
+def test_a_class_that_lacks_a_method_is_refused():
+    class Half(Layout):
+        name: ClassVar[str] = "half"
+
+        def pack(self, unit, out):
+            raise NotImplementedError
+
+    with pytest.raises(PluginError, match="plugin mine offers the layout 'half', which lacks plan"):
+        Registry(plugin(ktforge_layouts=[Half]))
+
+
+@pytest.mark.parametrize("text", ["import ktforge", "def ktforge_layouts():\n    return []"])
+def test_a_file_without_hooks(tmp_path, text):
+    file = tmp_path / "empty.py"
+    file.write_text(text)
+    with pytest.raises(PluginError, match=r"plugin empty\.py implements no hook"):
+        Registry().add(load_file(file), name="empty.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.py", "import nothing_like_this", r"a\.py cannot be imported \(ModuleNotFoundError: No module named"),
+        ("a.py", "def (", r"a\.py cannot be imported \(SyntaxError: .*line 1"),
+        ("a.py", None, r"a\.py cannot be imported \(FileNotFoundError"),
+        ("a.txt", "", r"a\.txt is not a Python file"),
+    ],
+)
+def test_a_file_that_is_no_plugin(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PluginError, match=message):
+        load_file(tmp_path / name)
+    assert not any(module.startswith(str(tmp_path)) for module in sys.modules)
+
+
+def observer(argument):
+    def ktforge_planned(plan):
+        raise ValueError("no plan of mine")
+
+    def ktforge_unit_written(spec, bytes):
+        raise NotImplementedError
+
+    return SimpleNamespace(
+        __name__="watcher", **{f.__name__: hookimpl(f) for f in (ktforge_planned, ktforge_unit_written)[: argument + 1]}
+    )
+
+
+def test_an_observer_that_raises_is_named():
+    registry = Registry(observer(0))
+    with pytest.raises(PluginError, match="plugin watcher failed in ktforge_planned: ValueError: no plan of mine"):
+        registry.hook.ktforge_planned(plan=None)
+
+
+def test_an_observer_that_asks_for_what_there_is_not_is_named():
+    with pytest.raises(PluginError, match=r"^plugin watcher failed while .*'bytes'.* can not be found[^\n]*$"):
+        Registry(observer(1))
+
+
+def test_a_stage_that_plans_nothing_is_named(source):
+    class Lazy(kt_amx.KtAmx):
+        name: ClassVar[str] = "lazy"
+
+        def plan(self, spec):
+            return None
+
+    pipeline = Pipeline(
+        loader=SafetensorsLoader(path=source), quantize=int4.Int4(), layout=Lazy(), writer=MemoryWriter()
+    )
+    with pytest.raises(PluginError, match=r"planned NoneType for model\.layers\.0\.mlp\.experts\.0; PackedSpec was"):
+        pipeline.plan()
+
+
+def test_a_plugin_that_is_not_installed_is_named_by_its_file(source, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from ktforge import hookimpl\nfrom ktforge_plugins import KtAmx\n\n\n"
+        "class Mine(KtAmx):\n    name = 'mine'\n\n    def demand(self, unit):\n        raise ValueError('no')\n\n\n"
+        "@hookimpl\ndef ktforge_layouts():\n    return [Mine]\n"
+    )
+    registry = Registry(load_file(file))
+    layout = registry.find("layout", "mine").cls()
+    pipeline = Pipeline(
+        loader=SafetensorsLoader(path=source), quantize=int4.Int4(), layout=layout, writer=MemoryWriter()
+    )
+    with pytest.raises(PluginError) as caught:
+        pipeline.plan()
+    stem = "model.layers.0.mlp.experts.0"
+    assert str(caught.value) == f"plugin mine ({file}, layout) failed on {stem}: ValueError: no (mine.py, line 9)"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge_plugins.loaders import bin as bin_files
@@ -19,7 +19,7 @@ class AutoLoader(Loader):
     """Reads whichever weight files the folder has; if both kinds, they must hold the same tensors."""
 
     name: ClassVar[str] = "auto"
-    path: Path
+    path: Path = Field(description="The checkpoint's folder.")
 
     _chosen: Loader | None = PrivateAttr(default=None)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import xxhash
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint import merge_scans
@@ -28,7 +28,7 @@ class BinLoader(Loader):
     """Reads pytorch_model*.bin: tensors only (``weights_only=True``), mapped, never arbitrary pickle."""
 
     name: ClassVar[str] = "bin"
-    path: Path
+    path: Path = Field(description="The checkpoint's folder.")
 
     _files_read: dict[Path, dict[str, torch.Tensor]] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)

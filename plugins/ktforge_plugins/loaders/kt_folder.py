@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
+from pydantic import Field
 
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint import merge_scans
@@ -29,7 +30,7 @@ class KtFolderLoader(Loader):
     """Reads _layer_L/_numa_P/INT4_up_E_NByte_quant_.kt and the like under the names of the layout kt-amx."""
 
     name: ClassVar[str] = "kt-folder"
-    path: Path
+    path: Path = Field(description="The folder with _layer_N in it.")
 
     def folder(self) -> Path:
         return self.path

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import xxhash
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 from safetensors import SafetensorError, safe_open
 
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
@@ -30,7 +30,7 @@ class SafetensorsLoader(Loader):
     """
 
     name: ClassVar[str] = "safetensors"
-    path: Path
+    path: Path = Field(description="The checkpoint's folder.")
     io: Literal["mmap", "pread"] = "mmap"
 
     _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)

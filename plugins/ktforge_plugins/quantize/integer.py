@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from ktforge import (
     CheckpointError,
@@ -31,13 +31,14 @@ class IntegerQuantizer(Quantizer):
     """Codes of ``bits`` bits and a scale per group of columns, from the group's extremes.
 
     The layout decides the rule: KTransformers' where it stores scales of 8-bit codes (docs/formats/kt-amx.md), with one
-    scale a row; otherwise that of docs/formats/compressed-tensors.md. ``group_size`` counts columns, ``channel`` means
-    whole rows; ``symmetric: false`` adds a zero point a group.
+    scale a row; otherwise that of docs/formats/compressed-tensors.md.
     """
 
     bits: ClassVar[int]
-    group_size: Literal["channel"] | PositiveInt = "channel"
-    symmetric: bool = True
+    group_size: Literal["channel"] | PositiveInt = Field(
+        default="channel", description="Columns that share a scale, such as 32 or 128; `channel` is a whole row."
+    )
+    symmetric: bool = Field(default=True, description="Codes without a zero point.")
 
     def plan(self, unit: UnitSpec, demand: Demand) -> QuantSpec:
         for projection, parameters in unit.projections().items():

@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar
 
+from pydantic import Field
+
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
-from ktforge_plugins.writers.safetensors import INDEX, SafetensorsWriter, Size, index_json
+from ktforge_plugins.writers.safetensors import INDEX, SIZE_HELP, SafetensorsWriter, Size, index_json
 
 _PACKED = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(\d+)\.numa\.(\d+)\.(weight|scale)")
 _METHODS = {"kt-amx-int4/1": "INT4", "kt-amx-int8/1": "INT8"}
@@ -20,8 +22,8 @@ class KtFolderWriter(Writer):
     """Writes _layer_L/_numa_P/INT4_up_E_NByte_quant_.kt and the like; tensors that are no experts go to safetensors."""
 
     name: ClassVar[str] = "kt-folder"
-    path: Path
-    max_shard_size: Size = 5 * 10**9
+    path: Path = Field(description="The folder to write.")
+    max_shard_size: Size = Field(default=5 * 10**9, description=SIZE_HELP)
 
     def folder(self) -> Path:
         return self.path

@@ -21,6 +21,7 @@ def _bytes(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
 
+SIZE_HELP = "Bytes of a file at most, such as 5GB, 500MB or 4GiB; one tensor may be larger."
 Size = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
 
 
@@ -28,8 +29,8 @@ class SafetensorsWriter(Writer):
     """Writes model-0000i-of-0000n.safetensors and model.safetensors.index.json, as Hugging Face does."""
 
     name: ClassVar[str] = "safetensors"
-    path: Path
-    max_shard_size: Size = 5 * 10**9
+    path: Path = Field(description="The folder to write.")
+    max_shard_size: Size = Field(default=5 * 10**9, description=SIZE_HELP)
 
     def folder(self) -> Path:
         return self.path

@@ -1,0 +1,144 @@
+"""The documentation against the code: nothing is undocumented, no page is unreachable, no command in it is made up."""
+
+import importlib.util
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.main import get_command
+
+from ktforge import Registry, hookspecs
+from ktforge.cli import app
+from ktforge.pipeline import Pipeline, Runtime
+from ktforge.skeleton import FILES
+from ktforge.stages import STAGES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+WRITTEN = sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
+COMMANDS = get_command(app).commands
+
+
+def load_generator():
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = load_generator()
+GENERATED = {path: page() for path, page in GENERATOR.PAGES.items()}
+BUILTIN = [e for e in Registry.installed().entries() if e.distribution == "ktforge"]
+
+
+def section(page, heading):
+    """The text below a heading, up to the next one of its level or above."""
+    level = len(heading) - len(heading.lstrip("#"))
+    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found, heading
+    return found[1]
+
+
+def test_every_command_and_option_is_in_the_reference():
+    page = GENERATED["reference/commands.md"]
+    for name, command in COMMANDS.items():
+        text = section(page, f"## ktforge {name}")
+        assert command.help in text
+        for parameter in command.params:
+            assert parameter.help, (name, parameter.name)
+            for option in parameter.opts:
+                assert f"`{option}" in text or not option.startswith("--") or option == "--help", (name, option)
+
+
+@pytest.mark.parametrize("entry", BUILTIN, ids=lambda e: e.plugin)
+def test_every_stage_and_option_is_explained(entry):
+    text = section(section(GENERATED["reference/pipeline.md"], f"## {entry.cls.stage}"), f"### {entry.cls.name}")
+    assert entry.cls.__doc__ and GENERATOR.prose(inspect.getdoc(entry.cls)) in text
+    for option, field in entry.cls.model_fields.items():
+        assert f"| `{option}` |" in text
+        assert field.description or f"``{option}``" in entry.cls.__doc__, f"{option} of {entry.cls.name} says nothing"
+
+
+def test_every_other_key_is_explained():
+    page = GENERATED["reference/pipeline.md"]
+    stages = {stage.stage for stage in STAGES}
+    for key, field in {**Pipeline.model_fields, **Runtime.model_fields}.items():
+        if key in stages | {"runtime"}:
+            assert f"\n## {key}\n" in page
+        else:
+            assert f"| `{key}` |" in page and field.description, f"{key} says nothing"
+
+
+def test_every_hook_and_method_is_in_the_reference():
+    page = GENERATED["reference/contract.md"]
+    for hook in (name for name in vars(hookspecs) if name.startswith("ktforge_")):
+        assert getattr(hookspecs, hook).__doc__ and f"### {hook}\n" in page
+    for stage in STAGES:
+        text = section(page, f"### {stage.__name__}")
+        for name, member in vars(stage).items():
+            if callable(member) and not name.startswith("_"):
+                assert member.__doc__ and f"#### {name}\n" in text, (stage, name)
+
+
+def test_every_builtin_stage_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert [e.cls.name for e in BUILTIN if f"`{e.cls.name}`" not in readme] == []
+
+
+def pages(nav):
+    for item in nav:
+        (value,) = item.values()
+        yield from pages(value) if isinstance(value, list) else [value]
+
+
+def test_every_page_is_in_the_navigation():
+    config = YAML().load(ROOT / "mkdocs.yml")  # not the safe loader: one value is a Python name
+    listed = list(pages(config["nav"]))
+    assert sorted(listed) == sorted([*WRITTEN, *GENERATED])
+
+
+@pytest.mark.parametrize("document", ["README.md", *(f"docs/{page}" for page in WRITTEN)])
+def test_links_lead_somewhere(document):
+    path = ROOT / document
+    made = {DOCS / page for page in GENERATED}
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+        if "://" not in target:
+            there = Path(path.parent / target)
+            assert there.exists() or there in made, target
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if "```sh" in (DOCS / page).read_text()])
+def test_commands_on_the_pages_exist(page):
+    for block in re.findall(r"```sh\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for words in ([*shlex.split(part, comments=True)] for part in line.split("|")):
+                if "ktforge" in words:
+                    check(words[words.index("ktforge") + 1 :])
+
+
+def check(words):
+    name, *rest = words
+    options = {o for p in COMMANDS[name].params for o in p.opts}
+    assert [w for w in rest if w.startswith("--") and w.split("=")[0] not in options] == [], words
+
+
+@pytest.mark.parametrize(
+    "folder", ["ktforge", "native", *(f"plugins/ktforge_plugins/{s}" for s in
+               ("loaders", "preprocess", "quantize", "layouts", "writers"))],
+)  # fmt: skip
+def test_a_readme_says_how_to_add_one_more(folder):
+    text = (ROOT / folder / "README.md").read_text()
+    assert "To add" in text or "## A kernel" in text
+    for file in re.findall(r"`([\w/]+\.(?:py|c|h|md|toml))`", text):
+        if not file.split("/")[-1].startswith("name."):
+            bases = (ROOT, ROOT / "plugins", ROOT / folder)
+            assert any((base / file).exists() for base in bases) or [*(ROOT / folder).rglob(file)], file
+
+
+def test_the_plugin_page_includes_the_example_itself():
+    included = re.findall(r'^--8<-- "(.*)"$', (DOCS / "write-a-plugin.md").read_text(), re.MULTILINE)
+    assert included == [f"tests/example_plugin/{f}" for f in FILES if f != "README.md"]
+    assert all((ROOT / path).is_file() for path in included)
