@@ -11,9 +11,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 import numpy as np
 import pluggy
 
+from ktforge import native
 from ktforge.errors import PluginError
 from ktforge.plan import Plan, PlannedUnit, Result
 from ktforge.registry import blame, owner
+from ktforge.source import SourceWatch, WatchedSink
 from ktforge.stages import Loader, Preprocessor, Quantizer, Sink, Stage
 from ktforge.tensors import QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
 
@@ -23,21 +25,39 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def execute(plan: Plan, hook: pluggy.HookRelay, *, overwrite: bool = False, workers: int | None = None) -> None:
+def execute(
+    plan: Plan,
+    hook: pluggy.HookRelay,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    verify: bool = False,
+    workers: int | None = None,
+) -> None:
     """Runs ``plan`` with so many ``workers`` (default: one a core); the output does not depend on their number.
+
+    ``overwrite``, ``restart`` and ``verify`` are those of :meth:`~ktforge.Writer.open`. Units whose tensors an
+    unfinished output holds are passed over.
 
     Raises PlanError for a plan with refusals, OutputError, CheckpointError for damaged weights, PluginError.
     """
     plan.check()
+    watch = SourceWatch(plan.sources)
     hook.ktforge_planned(plan=plan)
-    with plan.pipeline.writer.open(plan, overwrite=overwrite) as sink:
+    with plan.pipeline.writer.open(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
 
         def work(planned: PlannedUnit) -> None:
             started = time.perf_counter()
-            _run_unit(plan, planned, sink)
+            _run_unit(plan, planned, WatchedSink(sink, watch, planned.source))
             hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
 
-        _for_each(plan.units, work, workers or default_workers())
+        kept = [u for u in plan.units if all(sink.has(t) for r in u.results for t in r.outputs)]
+        if kept:
+            hook.ktforge_resumed(specs=[u.source for u in kept])
+        names = {u.source.name for u in kept}
+        with native.lost_pages_caught():
+            _for_each([u for u in plan.units if u.source.name not in names], work, workers or default_workers())
+        watch.check()
 
 
 def _for_each(units: Sequence[PlannedUnit], work: Callable[[PlannedUnit], None], workers: int) -> None:
@@ -54,13 +74,27 @@ def _for_each(units: Sequence[PlannedUnit], work: Callable[[PlannedUnit], None],
                 return
             work(unit)
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="ktforge") as pool:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="ktforge")
+    try:
+        futures = [pool.submit(loop) for _ in range(workers)]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+    finally:
+        stop.set()
+        _join(pool)
+
+
+def _join(pool: ThreadPoolExecutor) -> None:
+    """Waits for the units in flight, however often it is interrupted: no thread may outlive the sink it writes to."""
+    interrupt = None
+    while True:
         try:
-            futures = [pool.submit(loop) for _ in range(workers)]
-            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-                future.result()
-        finally:
-            stop.set()
+            pool.shutdown()
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:

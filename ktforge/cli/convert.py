@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktforge.cli.options import InputPath, Output, Overwrite
+from ktforge.cli.options import InputPath, Output, Overwrite, Restart, Verify
 
 NAME = "convert"
 
@@ -39,6 +39,8 @@ def command(
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
     ] = False,
     overwrite: Overwrite = False,
+    restart: Restart = False,
+    verify: Verify = False,
     print_pipeline: Annotated[
         bool, typer.Option("--print-pipeline", help="Print the pipeline file for these options and write nothing.")
     ] = False,
@@ -65,4 +67,4 @@ def command(
     if print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)
     else:
-        carry_out(pipeline, registry, overwrite=overwrite)
+        carry_out(pipeline, registry, overwrite=overwrite, restart=restart, verify=verify)

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
-from ktforge.cli.options import InputPath, Output, Overwrite
+from ktforge.cli.options import InputPath, Output, Overwrite, Restart, Verify
 
 NAME = "moe-to-bf16"
 
 
-def command(input_path: InputPath, output: Output, overwrite: Overwrite = False) -> None:
+def command(
+    input_path: InputPath,
+    output: Output,
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    verify: Verify = False,
+) -> None:
     """Convert a MoE checkpoint's experts to BF16 and write an ordinary Hugging Face checkpoint."""
     from ktforge.cli.running import carry_out
     from ktforge.config import build_pipeline
@@ -17,4 +23,5 @@ def command(input_path: InputPath, output: Output, overwrite: Overwrite = False)
         "preprocess": [{"use": "moe-to-bf16"}],
         "writer": {"use": "safetensors", "path": str(output)},
     }
-    carry_out(build_pipeline(data, registry, NAME), registry, overwrite=overwrite)
+    pipeline = build_pipeline(data, registry, NAME)
+    carry_out(pipeline, registry, overwrite=overwrite, restart=restart, verify=verify)

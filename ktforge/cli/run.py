@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ktforge.cli.options import Overwrite, PipelineFile, Sets
+from ktforge.cli.options import Overwrite, PipelineFile, Restart, Sets, Verify
 
 NAME = "run"
 
@@ -14,8 +14,10 @@ def command(
     sets: Sets = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
     overwrite: Overwrite = False,
+    restart: Restart = False,
+    verify: Verify = False,
 ) -> None:
-    """Run a pipeline file."""
+    """Run a pipeline file, or go on where an earlier run of it stopped."""
     from ktforge.cli.plan import show
     from ktforge.cli.running import carry_out
     from ktforge.config import load_pipeline
@@ -26,4 +28,4 @@ def command(
     if dry_run:
         show(built.plan(), as_json=False)
     else:
-        carry_out(built, registry, overwrite=overwrite)
+        carry_out(built, registry, overwrite=overwrite, restart=restart, verify=verify)

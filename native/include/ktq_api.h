@@ -9,7 +9,8 @@ enum ktq_status {
     KTQ_OK = 0,
     KTQ_NOT_FINITE = 1, /* a weight is NaN or infinite; *where says which */
     KTQ_BAD_SHAPE = 2,  /* the sizes do not fit the format */
-    KTQ_NO_ISA = 3      /* this build or this CPU does not have that instruction set */
+    KTQ_NO_ISA = 3,     /* this build or this CPU does not have that instruction set */
+    KTQ_NO_HANDLER = 4  /* the system does not let SIGBUS be handled */
 };
 
 struct ktq_where {
@@ -42,3 +43,9 @@ int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, si
 /* count values, rounded to the nearest bf16, ties to even; a NaN stays a NaN. */
 int ktq_f16_to_bf16(const uint16_t *x, size_t count, uint16_t *out);
 int ktq_f32_to_bf16(const float *x, size_t count, uint16_t *out);
+
+/* Between (1) and (0), reading a mapped page that is gone, since its file was cut short or its disk failed, gives
+ * zeros instead of SIGBUS, in every thread. ktq_lost_pages() counts them since the process began. The handler that
+ * was there before comes back with (0) and gets every other SIGBUS. Calls do not nest. */
+int ktq_catch_lost_pages(int on);
+size_t ktq_lost_pages(void);
