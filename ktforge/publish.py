@@ -69,6 +69,7 @@ def publish(folder: Path, staging: Path, paths: list[str]) -> None:
         mark_unfinished(folder)
         if manifest.exists():
             files.rename(manifest, staging / _PREVIOUS)
+            _sync_parents([staging / _PREVIOUS, manifest])
         _remove_files(folder, _listed(staging / _PREVIOUS), keep={*targets, folder / UNFINISHED})
         for target in targets:
             _check_inside(folder, target)
@@ -121,15 +122,13 @@ def _listed(manifest: Path) -> Iterator[str]:
 
 def _remove_files(folder: Path, names: Iterable[str], keep: set[Path]) -> None:
     """Takes away an earlier output's files; other files of the user's stay."""
-    for name in names:
-        path = folder / name
-        if ".." not in Path(name).parts and not Path(name).is_absolute() and path.is_file() and path not in keep:
-            _check_inside(folder, path)
-            files.remove(path)
-    for pattern in STALE:
-        for path in folder.glob(pattern):
-            if path not in keep:
-                files.remove(path)
+    listed = (folder / n for n in names if ".." not in Path(n).parts and not Path(n).is_absolute())
+    weights = (path for pattern in STALE for path in folder.glob(pattern))
+    removed = [path for path in (*listed, *weights) if path.is_file() and path not in keep]
+    for path in removed:
+        _check_inside(folder, path)
+        files.remove(path)
+    _sync_parents(removed)
     for inner in (*folder.glob("_layer_*/_numa_*"), *folder.glob("_layer_*")):
         if inner.is_dir() and not any(inner.iterdir()):
             files.remove_folder(inner)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import threading
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,69 @@ def run_in_child(work: Callable[[], Any]) -> int:
         try:
             work()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class Power:
+    """Knows what a power cut would take away: bytes that are not synced, and names in folders that are not.
+
+    ``cut`` puts zeros in the place of the former and undoes the latter, last change first.
+    """
+
+    def __init__(self, attic: Path) -> None:
+        self._attic = attic
+        self._bytes: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        self._names: list[tuple[Path, Callable[[], None]]] = []
+        attic.mkdir(exist_ok=True)
+
+    def run(self, call: Call) -> Any:
+        """Lets a call happen and remembers it."""
+        if call.name == "pwrite":
+            descriptor, data, offset = call.arguments
+            inode = os.fstat(descriptor).st_ino
+            if inode not in self._bytes:
+                self._bytes[inode] = os.dup(descriptor), []
+            self._bytes[inode][1].append((offset, len(data)))
+        elif call.name == "fsync":
+            if call.path.is_dir():
+                self._names = [n for n in self._names if n[0] != call.path]
+            else:
+                kept, _ = self._bytes.pop(os.fstat(call.arguments[0]).st_ino, (None, None))
+                if kept is not None:
+                    os.close(kept)
+        elif undo := self._undo(call):
+            self._names.append((call.path.parent, undo))
+        return call.really()
+
+    def _undo(self, call: Call) -> Callable[[], None] | None:
+        path = call.path
+        backup = self._attic / str(call.number)
+        if call.name in ("replace", "unlink") and path.exists():
+            os.link(path, backup)
+
+        def restore() -> None:
+            if call.name == "replace" and path.exists():
+                path.rename(call.arguments[0])
+            if backup.exists():
+                backup.rename(path)
+
+        if call.name in ("replace", "unlink"):
+            return restore
+        if call.name == "open" and not path.exists():
+            return lambda: path.unlink(missing_ok=True)
+        if call.name == "mkdir":
+            return lambda: shutil.rmtree(path, ignore_errors=True)
+        return path.mkdir if call.name == "rmdir" else None
+
+    def cut(self) -> None:
+        for descriptor, places in self._bytes.values():
+            for offset, count in places:
+                os.pwrite(descriptor, bytes(count), offset)
+        for _, undo in reversed(self._names):
+            with suppress(FileNotFoundError):  # the folder around it is gone for good
+                undo()
+        os.kill(os.getpid(), signal.SIGKILL)
