@@ -18,6 +18,8 @@ WEIGHT_SUFFIXES = frozenset(
 INDEX_SUFFIX = ".index.json"
 CONFIG = "config.json"
 MANIFEST = "ktforge_manifest.json"
+#: Lies in an output of ktforge that is not finished, and is no safetensors file, so that loaders fail on it.
+UNFINISHED = "UNFINISHED.safetensors"
 #: A config or index larger than this is no config or index.
 JSON_LIMIT = 100 * 1000 * 1000
 
@@ -33,6 +35,8 @@ class CheckpointFolder:
             raise CheckpointError(f"{self.path} does not exist")
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path} is not a folder: give the folder that holds config.json")
+        if (self.path / UNFINISHED).exists():
+            raise CheckpointError(f"{self.path} is an unfinished output of ktforge: finish it with the same command")
 
     def config(self) -> dict[str, Any]:
         """The parsed config.json."""

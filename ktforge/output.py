@@ -19,10 +19,11 @@ import numpy as np
 import xxhash
 
 from ktforge import files
+from ktforge.checkpoint import UNFINISHED
 from ktforge.errors import OutputError, PluginError
 from ktforge.journal import JOURNAL, Journal, check_unchanged, fingerprint
 from ktforge.lock import locked
-from ktforge.publish import UNFINISHED, discard, publish, published, stage_documents, staged
+from ktforge.publish import discard, publish, published, stage_documents, staged
 from ktforge.tensors import FileSpec, TensorSpec
 
 if TYPE_CHECKING:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_shapes, group
 from ktforge.modelconfig import ModelConfig, read_model_config
@@ -150,8 +150,8 @@ def make_plan(pipeline: Pipeline) -> Plan:
         bound, model, tuple(units), tuple(files), _config_json(pipeline, config, edited), side_files, sources,
         tuple(left_out), problems.lines(),
     )  # fmt: skip
-    shortage = _disk_shortage(plan)
-    return replace(plan, problems=(*plan.problems, shortage)) if shortage else plan
+    folder = pipeline.writer.folder()
+    return replace(plan, problems=(*plan.problems, *shortages(folder, files))) if folder is not None else plan
 
 
 def _plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig) -> PlannedUnit:
@@ -232,17 +232,3 @@ def _config_json(pipeline: Pipeline, config: Mapping[str, Any], edited: Mapping[
         except OSError as error:
             raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error.strerror}") from error
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
-
-
-def _disk_shortage(plan: Plan) -> str | None:
-    folder = plan.pipeline.writer.folder()
-    if folder is None:
-        return None
-    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    if free >= plan.output_bytes:
-        return None
-    return (
-        f"the output needs {plan.output_bytes / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free at {existing}: "
-        "make room or write elsewhere"
-    )

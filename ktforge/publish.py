@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktforge import files
-from ktforge.checkpoint import CONFIG, MANIFEST, read_json
+from ktforge.checkpoint import CONFIG, MANIFEST, UNFINISHED, read_json
 from ktforge.errors import CheckpointError, OutputError
 from ktforge.journal import JOURNAL
 from ktforge.lock import LOCK
@@ -21,8 +21,7 @@ from ktforge.manifest import manifest_json
 if TYPE_CHECKING:
     from ktforge.plan import Plan
 
-UNFINISHED = "UNFINISHED.safetensors"
-#: Its first 8 bytes, read as the length of a safetensors header, are more than any file has.
+#: The first 8 bytes of UNFINISHED, read as the length of a safetensors header, are more than any file has.
 _NOTE = b"This folder holds an unfinished output of ktforge. Run the same command again: it goes on where it stopped.\n"
 #: What an engine would take for weights of this folder; --overwrite removes it before the new files take its place.
 STALE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "_layer_*/_numa_*/*.kt")

@@ -14,6 +14,7 @@ from faults import Disk, dies, run_in_child
 from ktforge_plugins import Int8, KtAmx, SafetensorsWriter
 
 from ktforge import CheckpointError, OutputError, PluginError, Registry, hookimpl, lock, native, output, source
+from ktforge.checkpoint import UNFINISHED
 from ktforge.cli import main
 
 
@@ -345,3 +346,10 @@ def test_what_would_steer_a_terminal_is_spelled_out(tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit):
         main()
     assert "\\x1b[2Jgone does not exist" in capsys.readouterr().err
+
+
+def test_an_unfinished_output_is_no_source(copy, out, tmp_path):
+    convert(copy, out, Disk())
+    (out / UNFINISHED).touch()
+    with pytest.raises(CheckpointError, match=r"is an unfinished output of ktforge: finish it with the same command"):
+        convert(out, tmp_path / "next", Disk())

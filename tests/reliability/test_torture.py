@@ -9,7 +9,7 @@ from faults import Disk, Power, dies, run_in_child
 from ktforge_plugins import KtFolderWriter
 
 from ktforge import output
-from ktforge.publish import UNFINISHED
+from ktforge.checkpoint import UNFINISHED
 
 #: (call, file, which one of these calls) between any two of which something of note has happened.
 POINTS = [
