@@ -19,6 +19,8 @@ WEIGHT_SUFFIXES = frozenset(
 INDEX_SUFFIX = ".index.json"
 CONFIG = "config.json"
 MANIFEST = "ktforge_manifest.json"
+#: Lies in an output of ktforge that is not finished, and is no safetensors file, so that loaders fail on it.
+UNFINISHED = "UNFINISHED.safetensors"
 #: A config or index larger than this is no config or index.
 JSON_LIMIT = 100 * 1000 * 1000
 #: A second copy of the weights under the publisher's own names, beside the shards of Hugging Face.
@@ -46,6 +48,8 @@ class CheckpointFolder:
             raise CheckpointError(f"{self.path} is a folder of the hub's cache: give one of its snapshots: {found}")
         if not any(self.path.iterdir()):
             raise CheckpointError(f"{self.path} is empty: give the folder that holds config.json")
+        if (self.path / UNFINISHED).exists():
+            raise CheckpointError(f"{self.path} is an unfinished output of ktforge: finish it with the same command")
 
     def config(self) -> dict[str, Any]:
         """The parsed config.json."""

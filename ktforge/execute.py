@@ -11,10 +11,12 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 import numpy as np
 import pluggy
 
+from ktforge import native
 from ktforge.errors import PluginError
 from ktforge.lazy import Pending, pending
 from ktforge.plan import Plan, PlannedUnit, Result
 from ktforge.registry import blame, owner
+from ktforge.sourcewatch import SourceWatch, WatchedSink
 from ktforge.stages import Loader, Preprocessor, Quantizer, Sink, Stage
 from ktforge.tensors import QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
 
@@ -29,32 +31,45 @@ def execute(
     hook: pluggy.HookRelay,
     *,
     overwrite: bool = False,
+    restart: bool = False,
+    verify: bool = False,
     workers: int | None = None,
     memory_limit: int | None = None,
 ) -> None:
     """Runs ``plan`` with so many ``workers`` (default: one a core); the output does not depend on their number.
 
-    ``memory_limit`` bounds the bytes of the units in flight (:attr:`~ktforge.plan.PlannedUnit.working_bytes`); workers
-    wait where it does not allow another one. Raises PlanError for a plan with refusals or a unit above the limit,
+    ``overwrite``, ``restart`` and ``verify`` are those of :meth:`~ktforge.Writer.open`. Units whose tensors an
+    unfinished output holds are passed over. ``memory_limit`` bounds the bytes of the units in flight
+    (:attr:`~ktforge.plan.PlannedUnit.working_bytes`); workers wait where it does not allow another one.
+
+    Raises PlanError for a plan with refusals or a unit above the limit,
     OutputError, CheckpointError for damaged weights, PluginError.
     """
     plan.check()
     plan.check_memory(memory_limit)
+    watch = SourceWatch(plan.sources)
     hook.ktforge_planned(plan=plan)
     loader = plan.pipeline.loader
-    with plan.pipeline.writer.open(plan, overwrite=overwrite) as sink:
+    with plan.pipeline.writer.open(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
 
         def work(planned: PlannedUnit) -> None:
             started = time.perf_counter()
             try:
-                _run_unit(plan, planned, sink)
+                _run_unit(plan, planned, WatchedSink(sink, watch, planned.source))
             finally:
                 for tensor in planned.source.tensors.values():
                     with blame(loader, tensor.name):
                         loader.release(tensor)
             hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
 
-        _for_each(plan.units, loader, work, workers or default_workers(), memory_limit)
+        kept = [u for u in plan.units if all(sink.has(t) for t in u.outputs)]
+        if kept:
+            hook.ktforge_resumed(specs=[u.source for u in kept])
+        names = {u.source.name for u in kept}
+        units = [u for u in plan.units if u.source.name not in names]
+        with native.lost_pages_caught():
+            _for_each(units, loader, work, workers or default_workers(), memory_limit)
+        watch.check()
 
 
 def _for_each(
@@ -111,13 +126,27 @@ def _for_each(
 
     for _ in range(min(workers, len(units))):  # those that the workers take first need no announcement
         next(ahead)
-    with ThreadPoolExecutor(workers, thread_name_prefix="ktforge") as pool:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="ktforge")
+    try:
+        futures = [pool.submit(loop) for _ in range(workers)]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+    finally:
+        halt()
+        _join(pool)
+
+
+def _join(pool: ThreadPoolExecutor) -> None:
+    """Waits for the units in flight, however often it is interrupted: no thread may outlive the sink it writes to."""
+    interrupt = None
+    while True:
         try:
-            futures = [pool.submit(loop) for _ in range(workers)]
-            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-                future.result()
-        finally:
-            halt()
+            pool.shutdown()
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:

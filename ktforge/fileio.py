@@ -15,13 +15,12 @@ _SYNC_FILE_RANGE_WRITE = 2  # <linux/fs.h>
 _ABSENT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE}
 
 
-def allocate(descriptor: int, nbytes: int) -> None:
-    """Sets a new file's size and has the file system find room for it. Raises OSError, ENOSPC if there is none.
+def reserve(descriptor: int, nbytes: int) -> None:
+    """Has the file system find room for a file of so many bytes. Raises OSError, ENOSPC if there is none.
 
     Writing into room that is there took half the time of growing the file (ext4). Not ``posix_fallocate``: where the
     file system cannot, that writes a byte to every block instead.
     """
-    os.ftruncate(descriptor, nbytes)
     if nbytes:
         _call(_fallocate, descriptor, 0, 0, nbytes)
 

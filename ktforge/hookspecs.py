@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -45,6 +45,12 @@ def ktforge_writers() -> Iterable[type[Writer]]:  # type: ignore[empty-body]
 @hookspec
 def ktforge_planned(plan: Plan) -> None:
     """A run is about to start. ``plan``: what it will do, without refusals."""
+
+
+@hookspec
+def ktforge_resumed(specs: Sequence[UnitSpec]) -> None:
+    """An unfinished output goes on. ``specs``: the units of the source that it holds already, of which no other hook
+    will speak."""
 
 
 @hookspec

@@ -6,6 +6,9 @@ Every function checks dtypes, shapes and contiguity before it hands out a pointe
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +18,8 @@ from ktforge.errors import ConfigError
 from ktforge.tensors import BF16, F8_E4M3, Part
 
 ISA_VARIABLE = "KTFORGE_ISA"
+_catching = 0
+_catching_lock = threading.Lock()
 
 
 class NotFinite(ValueError):
@@ -211,6 +216,32 @@ def to_bf16(array: np.ndarray) -> np.ndarray:
     else:
         lib.ktq_f32_to_bf16(_pointer(array, "float *"), array.size, _pointer(out, "uint16_t *"))
     return out
+
+
+@contextmanager
+def lost_pages_caught() -> Iterator[None]:
+    """Within, a mapped page that is gone reads as zeros instead of ending the process; :func:`lost_pages` counts them.
+
+    In all threads, and for all mapped files of the process: whoever reads them must ask for the count before using what
+    was read.
+    """
+    global _catching
+    with _catching_lock:
+        _catching += 1
+        if _catching == 1:
+            _require(lib.ktq_catch_lost_pages(1) == lib.KTQ_OK, "SIGBUS cannot be handled")
+    try:
+        yield
+    finally:
+        with _catching_lock:
+            _catching -= 1
+            if _catching == 0:
+                lib.ktq_catch_lost_pages(0)
+
+
+def lost_pages() -> int:
+    """How many mapped pages could not be read since the process began."""
+    return int(lib.ktq_lost_pages())
 
 
 def _pointer(array: np.ndarray, ctype: str) -> object:

@@ -1,120 +1,236 @@
 """An output folder that is either finished or says that it is not. Folder writers build on this.
 
-Everything grows below ``.ktforge-partial`` under names that no weight loader picks up, and is renamed into place when
-all of it is written and synced: weight files first, then what describes them, the manifest last.
+Everything grows below ``.ktforge-partial`` under names that no weight loader picks up. A journal there says what is
+in place, so that a run which was cut off, by an error or by ``kill -9``, goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 
-from ktforge.checkpoint import CONFIG, MANIFEST, read_json
+from ktforge import fileio, files
+from ktforge.checkpoint import UNFINISHED
 from ktforge.errors import OutputError, PluginError
-from ktforge.fileio import allocate, write_back
-from ktforge.manifest import manifest_json
+from ktforge.journal import JOURNAL, Journal, check_unchanged, fingerprint
+from ktforge.lock import locked
+from ktforge.publish import discard, publish, published, stage_documents, staged
 from ktforge.tensors import FileSpec, TensorSpec
 
 if TYPE_CHECKING:
     from ktforge.plan import Plan
 
 PARTIAL = ".ktforge-partial"
-#: What an engine would take for weights of this folder; --overwrite removes it before the new files take its place.
-STALE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "_layer_*/_numa_*/*.kt")
+#: Seconds of work that a power cut may cost: so often, what was written is synced and noted in the journal.
+SAVE_EVERY = 20.0
+#: Complete files that may wait for that, so that no run holds more open than a process may have.
+MAX_WAITING = 16
 
 
-def check_output(folder: Path, source: Path | None, overwrite: bool) -> list[str]:
-    """Why this folder cannot take an output, one sentence each; empty if it can."""
+def check_output(folder: Path, source: Path | None) -> list[str]:
+    """Why this folder cannot take an output at all, one sentence each; empty if it can."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file: give a folder for the output"]
-    problems = []
+    if (folder / PARTIAL).is_symlink():
+        return [f"{folder / PARTIAL} is a symbolic link, which ktforge does not make: remove it"]
     if source is not None:
         here, there = folder.resolve(), source.resolve()
         if here == there or here in there.parents or there in here.parents:
-            problems.append(f"the output {folder} and the checkpoint {source} overlap: choose another folder")
-    if not overwrite and folder.is_dir() and any(p.name != PARTIAL for p in folder.iterdir()):
-        problems.append(f"{folder} is not empty: choose another folder, or say --overwrite")
-    return problems
+            return [f"the output {folder} and the checkpoint {source} overlap: choose another folder"]
+    return []
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether the same command would go on with what is in ``folder``."""
+    return bool(Journal(folder / PARTIAL / JOURNAL).fingerprint)
 
 
 @contextmanager
-def open_folder(folder: Path, plan: Plan, documents: Mapping[str, bytes], *, overwrite: bool) -> Iterator[FolderSink]:
-    """A sink for the files of ``plan``; on a clean exit the folder is complete, after an exception it is as before.
+def open_folder(
+    folder: Path,
+    plan: Plan,
+    documents: Mapping[str, bytes],
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    verify: bool = False,
+) -> Iterator[FolderSink]:
+    """A sink for the files of ``plan``; on a clean exit the folder is complete, after an exception it can go on.
 
-    ``documents`` are further files by name, such as an index. Raises OutputError if the folder cannot be written,
+    ``documents`` are further files by name, such as an index. A folder that holds an unfinished output of the same
+    plan keeps the tensors that it has; ``restart`` begins anew, ``verify`` reads them and compares their hashes.
+    ``overwrite`` replaces what a folder holds, which stays until the new files are complete. A plan whose loader names
+    no source files leaves nothing behind after an exception, since the next run could not tell what it was made from.
+
+    Raises OutputError if the folder cannot be written or its unfinished output was made from something else,
     PluginError if a planned tensor was never written.
     """
-    problems = check_output(folder, plan.pipeline.loader.folder(), overwrite)
+    problems = check_output(folder, plan.pipeline.loader.folder())
     if problems:
         raise OutputError(*problems)
-    existed = folder.exists()
-    staging = folder / PARTIAL
+    paths = published(plan, documents)
+    _check_paths(paths)
+    existed, staging = folder.exists(), folder / PARTIAL
     try:
-        if staging.exists():
-            shutil.rmtree(staging)
-        staging.mkdir(parents=True)
-        sink = FolderSink(staging, plan.files)
-        try:
-            yield sink
-            sink.finish()
-            _stage_documents(staging, plan, documents)
-            _publish(folder, staging, plan, documents)
-        finally:
-            sink.close()
-            shutil.rmtree(staging, ignore_errors=True)
-            if not existed and not any(folder.iterdir()):
-                folder.rmdir()
+        with locked(staging):
+            journal = _open_journal(folder, plan, overwrite=overwrite, restart=restart)
+            sink = FolderSink(staging, plan.files, journal)
+            try:
+                _check_kept(folder, plan.files, journal, verify=verify)
+                yield sink
+                sink.finish()
+                if not journal.staged:
+                    stage_documents(staging, plan, documents)
+                    journal.add_staged()
+                publish(folder, staging, paths)
+            finally:
+                sink.close()
+                journal.close()
+                if not journal.fingerprint and not (folder / UNFINISHED).exists():
+                    discard(folder, staging)
     except OSError as error:
-        raise OutputError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+        raise OutputError(_failure(folder, error)) from error
+    finally:
+        if not existed and folder.is_dir() and not any(folder.iterdir()):
+            files.remove_folder(folder)
+
+
+def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -> Journal:
+    """The journal of the unfinished output in ``folder`` if there is one to go on with, else a new one."""
+    staging, now = folder / PARTIAL, fingerprint(plan)
+    journal = Journal(staging / JOURNAL)
+    goes_on = bool(journal.fingerprint) and not restart
+    if goes_on:
+        check_unchanged(folder, journal.fingerprint, now)
+    allowed = overwrite or (goes_on and (journal.overwrite or journal.staged)) or (folder / UNFINISHED).exists()
+    if not allowed and any(p.name != PARTIAL for p in folder.iterdir()):
+        if not journal.fingerprint:
+            discard(folder, staging)
+        raise OutputError(f"{folder} is not empty: choose another folder, or say --overwrite")
+    if not goes_on:
+        discard(folder, staging)
+        journal = Journal(staging / JOURNAL)
+        journal.begin(now, overwrite=overwrite)
+    return journal
+
+
+def _check_paths(paths: list[str]) -> None:
+    for path in paths:
+        parts = PurePosixPath(path).parts
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
+            raise PluginError(f"the writer planned a file called {path[:200]!r}, which is outside the output folder")
+
+
+def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, verify: bool) -> None:
+    """Raises OutputError if a file with tensors of an earlier run is missing or not what it left."""
+    for file in specs:
+        kept = [t for t in file.tensors if t.name in journal.written]
+        if not kept:
+            continue
+        path = staged(folder / PARTIAL, file.path)
+        if journal.staged and not path.exists():
+            path = folder / file.path
+        size = path.stat().st_size if path.is_file() else None
+        if size != file.nbytes:
+            has = "is gone" if size is None else f"has {size:,} bytes; {file.nbytes:,} were written"
+            raise OutputError(f"{path} of the unfinished output {has}: start over with --restart")
+        if verify:
+            _verify(path, file, journal.written)
+
+
+def _verify(path: Path, file: FileSpec, hashes: Mapping[str, str]) -> None:
+    offset = len(file.header)
+    with path.open("rb") as opened:
+        for tensor in file.tensors:
+            if tensor.name in hashes:
+                opened.seek(offset)
+                found = xxhash.xxh3_128()
+                left = tensor.nbytes
+                while left and (data := opened.read(min(left, files.CHUNK))):
+                    found.update(data)
+                    left -= len(data)
+                if found.hexdigest() != hashes[tensor.name]:
+                    raise OutputError(
+                        f"{path}: {tensor.name} is not what was written, so the disk may be failing: "
+                        "start over with --restart"
+                    )
+            offset += tensor.nbytes
+
+
+def _failure(folder: Path, error: OSError) -> str:
+    sentence = f"{error.filename or folder} cannot be written: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{sentence}: make room, then run the same command again"
+    return sentence
 
 
 class FolderSink:
     """Places tensors of planned files with pwrite, from any thread and in any order."""
 
-    def __init__(self, staging: Path, files: tuple[FileSpec, ...]) -> None:
-        self._staging = staging
-        self._lock = threading.Lock()
-        self._open: dict[str, int] = {}
-        self._left = {f.path: len(f.tensors) for f in files}
+    def __init__(self, staging: Path, specs: tuple[FileSpec, ...], journal: Journal) -> None:
+        self._staging, self._journal = staging, journal
+        self._kept = frozenset(journal.written)
         self._place: dict[str, tuple[FileSpec, int]] = {}
-        for file in files:
+        self._left: dict[str, int] = {}
+        for file in specs:
             offset = len(file.header)
             for tensor in file.tensors:
-                self._place[tensor.name] = file, offset
+                if tensor.name not in self._kept:
+                    self._place[tensor.name] = file, offset
+                    self._left[file.path] = self._left.get(file.path, 0) + 1
                 offset += tensor.nbytes
+        self._lock = threading.Lock()  # of all that follows
+        self._open: dict[str, int] = {}
+        self._complete: set[str] = set()
+        self._unsaved: dict[str, str] = {}
+        self._saving = threading.Lock()  # one at a time; only its holder closes descriptors
+        self._saved = time.monotonic()
+        self._lost = False
+
+    def has(self, tensor: TensorSpec) -> bool:
+        """Whether an earlier run has put this tensor in its place."""
+        return tensor.name in self._kept
 
     def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
-        """Raises PluginError for a tensor that is not planned, already written, or of another size."""
+        """Leaves a tensor alone that :meth:`has` is true of.
+
+        Raises PluginError for a tensor that is not planned, already written, or of another size.
+        """
+        if tensor.name in self._kept:
+            return
         with self._lock:
             if tensor.name not in self._place:
                 raise PluginError(f"{tensor.name} was written twice or never planned")
             file, offset = self._place.pop(tensor.name)
         if data.nbytes != tensor.nbytes:
             raise PluginError(f"{tensor.name} has {data.nbytes:,} bytes; {tensor.nbytes:,} were planned")
-        if data.nbytes:
-            flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            _pwrite_all(self._descriptor(file), flat.data, offset)
-            write_back(self._descriptor(file), offset, data.nbytes)
-        self._written(file)
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        descriptor = self._descriptor(file)
+        files.write_at(descriptor, flat.data, offset, staged(self._staging, file.path))
+        fileio.write_back(descriptor, offset, data.nbytes)
+        self._written(file, tensor.name, xxhash.xxh3_128_hexdigest(flat.data))
 
     def finish(self) -> None:
-        """Closes and syncs what is still open. Raises PluginError if a tensor is missing."""
+        """Syncs and closes all files. Raises PluginError if a tensor is missing."""
         if self._place:
             missing = next(iter(self._place))
             raise PluginError(f"{missing} was planned but never written (one of {len(self._place):,} tensors)")
-        for path, left in self._left.items():
-            assert left == 0, path
-        self.close()
+        self._save()
 
     def close(self) -> None:
-        with self._lock:
+        """Saves what can be saved, for the next run, and closes all files."""
+        with suppress(OSError):
+            self._save()
+        with self._saving, self._lock:
             while self._open:
                 os.close(self._open.popitem()[1])
 
@@ -122,87 +238,46 @@ class FolderSink:
         with self._lock:
             if file.path not in self._open:
                 path = staged(self._staging, file.path)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-                self._open[file.path] = descriptor
-                allocate(descriptor, file.nbytes)
-                _pwrite_all(descriptor, memoryview(file.header), 0)
+                files.make_folders(path.parent)
+                descriptor = self._open[file.path] = files.create(path, file.nbytes)
+                files.write_at(descriptor, file.header, 0, path)
             return self._open[file.path]
 
-    def _written(self, file: FileSpec) -> None:
-        """Syncs and closes a file behind its last tensor, so that no more stay open than are being filled."""
+    def _written(self, file: FileSpec, name: str, digest: str) -> None:
         with self._lock:
+            self._unsaved[name] = digest
             self._left[file.path] -= 1
-            if self._left[file.path]:
+            if not self._left[file.path]:
+                self._complete.add(file.path)
+            waiting = len(self._complete)
+        if waiting >= MAX_WAITING or time.monotonic() - self._saved >= SAVE_EVERY:
+            self._save()
+
+    def _save(self) -> None:
+        """Syncs what was written, notes it in the journal, and closes the files that are complete.
+
+        A sync that fails may have lost what it was to write, and the next one would not say so. From then on nothing is
+        noted, so that the next run writes it again.
+        """
+        with self._saving:
+            if self._lost:
                 return
-        self._descriptor(file)  # a file of empty tensors only was not opened yet
-        with self._lock:
-            descriptor = self._open.pop(file.path)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def staged(staging: Path, path: str) -> Path:
-    """Where a file grows: its suffix is one that weight loaders, which walk folders for theirs, do not look for."""
-    return staging / (path + ".partial")
-
-
-def _pwrite_all(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count
-
-
-def _stage_documents(staging: Path, plan: Plan, documents: Mapping[str, bytes]) -> None:
-    source = plan.pipeline.loader.folder()
-    for relative in plan.side_files:
-        assert source is not None
-        target = staged(staging, str(relative))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / relative, target)
-    texts = {**documents, MANIFEST: manifest_json(plan)}
-    if plan.config_json is not None:
-        texts[CONFIG] = plan.config_json
-    for name, content in texts.items():
-        with staged(staging, name).open("wb") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-
-
-def _publish(folder: Path, staging: Path, plan: Plan, documents: Mapping[str, bytes]) -> None:
-    """Renames all into place. Until the manifest is there, the folder is not a finished output of ktforge."""
-    weights = [f.path for f in plan.files]
-    rest = [str(p) for p in plan.side_files] + ([CONFIG] if plan.config_json is not None else []) + list(documents)
-    _remove_previous(folder)
-    for path in [*weights, *rest, MANIFEST]:
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(staged(staging, path), target)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_previous(folder: Path) -> None:
-    """Takes away an earlier output's files, its manifest first; other files of the user's stay."""
-    manifest = folder / MANIFEST
-    if manifest.exists():
-        listed = read_json(manifest).get("side_files", [])
-        manifest.unlink()
-        for name in listed:
-            if isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts:
-                (folder / name).unlink(missing_ok=True)
-    for pattern in STALE:
-        for path in folder.glob(pattern):
-            path.unlink()
-    for layer in folder.glob("_layer_*"):
-        for numa in layer.glob("_numa_*"):
-            if not any(numa.iterdir()):
-                numa.rmdir()
-        if not any(layer.iterdir()):
-            layer.rmdir()
+            with self._lock:
+                unsaved, self._unsaved = self._unsaved, {}
+                complete, self._complete = self._complete, set()
+                opened = dict(self._open)
+                self._saved = time.monotonic()
+            if not unsaved:
+                return
+            paths = {path: staged(self._staging, path) for path in opened}
+            self._lost = True
+            for path, descriptor in opened.items():
+                files.sync(descriptor, paths[path])
+            for folder in {p.parent for p in paths.values()}:
+                files.sync_folder(folder)
+            self._journal.add(unsaved)
+            self._lost = False
+            for path in complete:
+                with self._lock:
+                    descriptor = self._open.pop(path)
+                os.close(descriptor)

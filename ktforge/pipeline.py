@@ -88,22 +88,28 @@ class Pipeline(BaseModel):
         self,
         *,
         overwrite: bool = False,
+        restart: bool = False,
+        verify: bool = False,
         workers: int | None = None,
         memory_limit: int | None = None,
         registry: Registry | None = None,
     ) -> Plan:
         """Plans and converts; returns the plan that was carried out.
 
-        ``overwrite`` replaces what is in the output folder, ``workers`` is the number of threads (default: one a
-        core), ``memory_limit`` bounds the bytes they work on at once, ``registry`` brings observers. Raises
-        KtforgeError; then the output folder is as it was.
+        An unfinished output of the same pipeline and source goes on where it stopped; ``restart`` discards it,
+        ``verify`` compares the hashes of what it holds. ``overwrite`` replaces what is in the output folder,
+        ``workers`` is the number of threads (default: one a core), ``memory_limit`` bounds the bytes they work on at
+        once, ``registry`` brings observers. Raises KtforgeError; then what the output folder held is still there, and
+        the next call goes on.
         """
         from ktforge.execute import execute
         from ktforge.registry import Registry
 
         plan = self.plan()
         hook = (registry or Registry()).hook
-        execute(plan, hook, overwrite=overwrite, workers=workers, memory_limit=memory_limit)
+        execute(
+            plan, hook, overwrite=overwrite, restart=restart, verify=verify, workers=workers, memory_limit=memory_limit
+        )
         return plan
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktforge.checkpoint import CONFIG, read_json
+from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_extra, check_shapes, group
 from ktforge.modelconfig import ModelConfig
@@ -179,8 +179,8 @@ def make_plan(pipeline: Pipeline) -> Plan:
         bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), source.side_files,
         source.files, tuple(left_out), problems.lines(),
     )  # fmt: skip
-    shortage = _disk_shortage(plan)
-    return replace(plan, problems=(*plan.problems, shortage)) if shortage else plan
+    folder = pipeline.writer.folder()
+    return replace(plan, problems=(*plan.problems, *shortages(folder, files))) if folder is not None else plan
 
 
 def _dense_message(model: ModelConfig, pipeline: Pipeline) -> str:
@@ -263,17 +263,3 @@ def _config_json(pipeline: Pipeline, edited: Mapping[str, Any]) -> bytes | None:
     if folder is not None and (folder / CONFIG).is_file() and edited == read_json(folder / CONFIG):
         return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
-
-
-def _disk_shortage(plan: Plan) -> str | None:
-    folder = plan.pipeline.writer.folder()
-    if folder is None:
-        return None
-    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    if free >= plan.output_bytes:
-        return None
-    return (
-        f"the output needs {plan.output_bytes / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free at {existing}: "
-        "make room or write elsewhere"
-    )

@@ -177,6 +177,9 @@ class Layout(Stage):
 class Sink(Protocol):
     """What an open writer offers to the workers; thread-safe."""
 
+    def has(self, tensor: TensorSpec) -> bool:
+        """Whether an earlier run, which was cut off, has put a planned tensor in its place."""
+
     def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
         """Puts a planned tensor in its place."""
 
@@ -191,8 +194,14 @@ class Writer(Stage):
         """The files for these output tensors. ``formats`` names the layouts' formats among them."""
 
     @abstractmethod
-    def open(self, plan: Plan, *, overwrite: bool = False) -> AbstractContextManager[Sink]:
-        """Yields a sink. A clean exit publishes the files, the index last; an exception discards them."""
+    def open(
+        self, plan: Plan, *, overwrite: bool = False, restart: bool = False, verify: bool = False
+    ) -> AbstractContextManager[Sink]:
+        """Yields a sink. A clean exit publishes the files, the index last; after an exception none of them is.
+
+        ``overwrite`` replaces a finished output, ``restart`` discards an unfinished one, ``verify`` compares the hashes
+        of what that one holds. A writer that keeps nothing of an unfinished output ignores the last two.
+        """
 
     def folder(self) -> Path | None:
         """The output folder, None if there is none."""

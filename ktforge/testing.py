@@ -49,10 +49,15 @@ class MemoryWriter(Writer):
         return [FileSpec("memory", b"", tuple(tensors))]
 
     @contextmanager
-    def open(self, plan: Plan, *, overwrite: bool = False) -> Iterator[Sink]:
+    def open(
+        self, plan: Plan, *, overwrite: bool = False, restart: bool = False, verify: bool = False
+    ) -> Iterator[Sink]:
         written: dict[str, np.ndarray] = {}
 
         class _Sink:
+            def has(self, tensor: TensorSpec) -> bool:
+                return False
+
             def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
                 written[tensor.name] = data.copy()
 

@@ -38,11 +38,16 @@ def main() -> None:
         app()
     except KtforgeError as error:
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            print(f"error: {_printable(problem)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted: nothing was written to the output", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # such as `ktforge plan … | head`
         sys.stderr.close()
         sys.exit(1)
+
+
+def _printable(text: str) -> str:
+    """Names come from strangers' files: what would steer a terminal is spelled out."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

@@ -5,7 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
-from ktforge.cli.options import Block, InputPath, MemoryLimit, Output, Overwrite, PluginFiles, Workers, installed
+from ktforge.cli.options import (
+    Block,
+    InputPath,
+    MemoryLimit,
+    Output,
+    Overwrite,
+    PluginFiles,
+    Restart,
+    Verify,
+    Workers,
+    installed,
+)
 
 NAME = "convert"
 
@@ -64,6 +75,8 @@ def command(
     memory_limit: MemoryLimit = None,
     block: Block = None,
     plugins: PluginFiles = None,
+    restart: Restart = False,
+    verify: Verify = False,
     print_pipeline: Annotated[
         bool, typer.Option("--print-pipeline", help="Print the pipeline file for these options and write nothing.")
     ] = False,
@@ -99,4 +112,7 @@ def command(
     if print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)
     else:
-        carry_out(pipeline, registry, overwrite=overwrite, workers=workers, memory_limit=memory_limit)
+        carry_out(
+        pipeline, registry, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
+        memory_limit=memory_limit,
+    )  # fmt: skip

@@ -1,6 +1,17 @@
 from __future__ import annotations
 
-from ktforge.cli.options import Block, InputPath, MemoryLimit, Output, Overwrite, PluginFiles, Workers, installed
+from ktforge.cli.options import (
+    Block,
+    InputPath,
+    MemoryLimit,
+    Output,
+    Overwrite,
+    PluginFiles,
+    Restart,
+    Verify,
+    Workers,
+    installed,
+)
 
 NAME = "dequantize"
 
@@ -9,6 +20,8 @@ def command(
     input_path: InputPath,
     output: Output,
     overwrite: Overwrite = False,
+    restart: Restart = False,
+    verify: Verify = False,
     workers: Workers = None,
     memory_limit: MemoryLimit = None,
     block: Block = None,
@@ -20,4 +33,7 @@ def command(
 
     registry = installed(block, plugins)
     pipeline = dequantize_pipeline(input_path, output, registry)
-    carry_out(pipeline, registry, overwrite=overwrite, workers=workers, memory_limit=memory_limit)
+    carry_out(
+        pipeline, registry, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
+        memory_limit=memory_limit,
+    )  # fmt: skip

@@ -1,6 +1,17 @@
 from __future__ import annotations
 
-from ktforge.cli.options import Block, InputPath, MemoryLimit, Output, Overwrite, PluginFiles, Workers, installed
+from ktforge.cli.options import (
+    Block,
+    InputPath,
+    MemoryLimit,
+    Output,
+    Overwrite,
+    PluginFiles,
+    Restart,
+    Verify,
+    Workers,
+    installed,
+)
 
 NAME = "moe-to-bf16"
 
@@ -13,6 +24,8 @@ def command(
     memory_limit: MemoryLimit = None,
     block: Block = None,
     plugins: PluginFiles = None,
+    restart: Restart = False,
+    verify: Verify = False,
 ) -> None:
     """Convert a MoE checkpoint's experts to BF16 and write an ordinary Hugging Face checkpoint."""
     from ktforge.cli.running import carry_out
@@ -24,6 +37,8 @@ def command(
         "preprocess": [{"use": "moe-to-bf16"}],
         "writer": {"use": "safetensors", "path": str(output)},
     }
+    pipeline = build_pipeline(data, registry, NAME)
     carry_out(
-        build_pipeline(data, registry, NAME), registry, overwrite=overwrite, workers=workers, memory_limit=memory_limit
-    )
+        pipeline, registry, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
+        memory_limit=memory_limit,
+    )  # fmt: skip

@@ -18,6 +18,8 @@ Sets = Annotated[
 InputPath = Annotated[Path, typer.Option("--input-path", metavar="DIR", help="The checkpoint's folder.")]
 Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint's folder.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder to write.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Discard an unfinished output instead of going on with it.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Compare the hashes of what an unfinished output holds.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the weights in an output folder that has some.")]
 Workers = Annotated[
     int | None,

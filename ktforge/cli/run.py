@@ -4,7 +4,18 @@ from typing import Annotated
 
 import typer
 
-from ktforge.cli.options import Block, MemoryLimit, Overwrite, PipelineFile, PluginFiles, Sets, Workers, installed
+from ktforge.cli.options import (
+    Block,
+    MemoryLimit,
+    Overwrite,
+    PipelineFile,
+    PluginFiles,
+    Restart,
+    Sets,
+    Verify,
+    Workers,
+    installed,
+)
 
 NAME = "run"
 
@@ -18,8 +29,10 @@ def command(
     memory_limit: MemoryLimit = None,
     block: Block = None,
     plugins: PluginFiles = None,
+    restart: Restart = False,
+    verify: Verify = False,
 ) -> None:
-    """Run a pipeline file."""
+    """Run a pipeline file, or go on where an earlier run of it stopped."""
     from ktforge.cli.plan import show
     from ktforge.cli.running import carry_out
     from ktforge.config import load_pipeline
@@ -29,4 +42,7 @@ def command(
     if dry_run:
         show(built.plan(), as_json=False)
     else:
-        carry_out(built, registry, overwrite=overwrite, workers=workers, memory_limit=memory_limit)
+        carry_out(
+        built, registry, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
+        memory_limit=memory_limit,
+    )  # fmt: skip

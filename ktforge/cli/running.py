@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from types import FrameType
 from typing import TYPE_CHECKING
 
+from ktforge.errors import KtforgeError
 from ktforge.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -20,21 +25,40 @@ LINE_EVERY = 10.0
 
 
 def carry_out(
-    pipeline: Pipeline, registry: Registry, *, overwrite: bool, workers: int | None, memory_limit: str | None
+    pipeline: Pipeline,
+    registry: Registry,
+    *,
+    overwrite: bool,
+    restart: bool,
+    verify: bool,
+    workers: int | None,
+    memory_limit: str | None,
 ) -> None:
-    """Runs the pipeline with a progress bar on a terminal, and plain lines elsewhere."""
+    """Runs the pipeline with a progress bar on a terminal, and plain lines elsewhere.
+
+    Ctrl-C ends it when the units in flight are written; a second one ends the process at once. Either way, and after
+    an error, the output can go on.
+    """
     limit = None if memory_limit is None else _parsed(memory_limit)
     progress = Bar() if sys.stderr.isatty() else Lines()
     registry.add(progress, name="ktforge-progress")
     started = time.perf_counter()
+    before = signal.signal(signal.SIGINT, _Interrupts())
     try:
-        plan = pipeline.run(overwrite=overwrite, workers=workers, memory_limit=limit, registry=registry)
+        plan = pipeline.run(
+            overwrite=overwrite, restart=restart, verify=verify, workers=workers, memory_limit=limit, registry=registry
+        )
+    except (KtforgeError, KeyboardInterrupt):
+        progress.stop()
+        _say_how_to_go_on(pipeline)
+        raise
     finally:
         progress.stop()
+        signal.signal(signal.SIGINT, before)
     seconds = time.perf_counter() - started
     print(
         f"{pipeline.writer.folder()}: {plan.expert_units:,} experts, {gigabytes(plan.source_bytes)} → "
-        f"{gigabytes(plan.output_bytes)} in {seconds:,.1f} s ({gigabytes(int(plan.source_bytes / seconds))}/s)"
+        f"{gigabytes(plan.output_bytes)} in {seconds:,.1f} s ({gigabytes(int(progress.done / seconds))}/s)"
     )
 
 
@@ -48,6 +72,29 @@ def _parsed(memory_limit: str) -> int:
         raise ConfigError(f"--memory-limit: {error}") from error
 
 
+class _Interrupts:
+    """Handles Ctrl-C: the first one is an exception in the main thread, which waits for the units in flight."""
+
+    def __init__(self) -> None:
+        self._seen = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._seen:
+            print("stopped: the same command goes on where this one was", file=sys.stderr, flush=True)
+            os._exit(130)  # what is not in the journal yet is written again
+        self._seen = True
+        print("finishing the units in flight; Ctrl-C again to stop at once", file=sys.stderr, flush=True)
+        raise KeyboardInterrupt
+
+
+def _say_how_to_go_on(pipeline: Pipeline) -> None:
+    from ktforge.output import is_unfinished
+
+    folder = pipeline.writer.folder()
+    if folder is not None and is_unfinished(folder):
+        print(f"{folder} is unfinished: the same command goes on where it stopped", file=sys.stderr)
+
+
 def gigabytes(count: int) -> str:
     """A number of bytes with the unit that suits it."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -57,7 +104,7 @@ def gigabytes(count: int) -> str:
 
 
 class Bar:
-    """A rich progress bar with bytes a second and the time left."""
+    """A rich progress bar with bytes a second and the time left; ``done`` counts the bytes of this run."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -67,6 +114,8 @@ class Bar:
             "converting", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
             console=Console(stderr=True),
         )  # fmt: skip
+        self._lock = threading.Lock()
+        self.done = 0
 
     @hookimpl
     def ktforge_planned(self, plan: Plan) -> None:
@@ -74,7 +123,13 @@ class Bar:
         self._progress.start()
 
     @hookimpl
+    def ktforge_resumed(self, specs: Sequence[UnitSpec]) -> None:
+        self._progress.reset(self._task, completed=sum(s.nbytes for s in specs))
+
+    @hookimpl
     def ktforge_unit_written(self, spec: UnitSpec) -> None:
+        with self._lock:
+            self.done += spec.nbytes
         self._progress.advance(self._task, spec.nbytes)
 
     def stop(self) -> None:
@@ -82,11 +137,12 @@ class Bar:
 
 
 class Lines:
-    """A line now and then on stderr, for logs."""
+    """A line now and then on stderr, for logs; ``done`` counts the bytes of this run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._done = self._total = 0
+        self._kept = self._total = 0
+        self.done = 0
         self._started = self._last = time.monotonic()
 
     @hookimpl
@@ -96,16 +152,22 @@ class Lines:
         print(f"converting {gigabytes(self._total)}", file=sys.stderr)
 
     @hookimpl
+    def ktforge_resumed(self, specs: Sequence[UnitSpec]) -> None:
+        self._kept = sum(s.nbytes for s in specs)
+        print(f"going on: {gigabytes(self._kept)} are converted already", file=sys.stderr)
+
+    @hookimpl
     def ktforge_unit_written(self, spec: UnitSpec) -> None:
         with self._lock:
-            self._done += spec.nbytes
+            self.done += spec.nbytes
             now = time.monotonic()
             if now - self._last < LINE_EVERY:
                 return
             self._last = now
-            rate = self._done / (now - self._started)
-            left = (self._total - self._done) / rate
-            share = f"{self._done / self._total:4.0%}  {gigabytes(self._done)}"
+            rate = self.done / (now - self._started)
+            there = self._kept + self.done
+            left = (self._total - there) / rate
+            share = f"{there / self._total:4.0%}  {gigabytes(there)}"
             print(f"{share}  {gigabytes(int(rate))}/s  {left:,.0f} s left", file=sys.stderr)
 
     def stop(self) -> None:

@@ -9,7 +9,8 @@ enum ktq_status {
     KTQ_OK = 0,
     KTQ_NOT_FINITE = 1, /* a weight is NaN or infinite; *where says which */
     KTQ_BAD_SHAPE = 2,  /* the sizes do not fit the format */
-    KTQ_NO_ISA = 3      /* this build or this CPU does not have that instruction set */
+    KTQ_NO_ISA = 3,     /* this build or this CPU does not have that instruction set */
+    KTQ_NO_HANDLER = 4  /* the system does not let SIGBUS be handled */
 };
 
 struct ktq_where {
@@ -71,3 +72,9 @@ struct ktq_blocks {
 /* The same for float8_e4m3fn: equal to ktq_fp8_to_bf16 before ktq_kt_amx_from_bf16, without a bf16 copy. */
 int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, const struct ktq_blocks *blocks, int bits,
                         int8_t *out, float *scales, struct ktq_where *where);
+
+/* Between (1) and (0), reading a mapped page that is gone, since its file was cut short or its disk failed, gives
+ * zeros instead of SIGBUS, in every thread. ktq_lost_pages() counts them since the process began. The handler that
+ * was there before comes back with (0) and gets every other SIGBUS. Calls do not nest. */
+int ktq_catch_lost_pages(int on);
+size_t ktq_lost_pages(void);

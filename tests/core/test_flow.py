@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from ktforge import CheckpointError, ConfigError, OutputError, Pipeline, PlanError, fileio
 from ktforge.cli import app
+from ktforge.output import PARTIAL
 from ktforge.sizes import parse_size
 from ktforge.testing import MemoryLoader, MemoryWriter
 
@@ -153,9 +154,13 @@ def test_a_file_system_that_cannot_allocate(source, tmp_path, monkeypatch, missi
 
 def test_a_full_disk_is_found_before_the_work(source, out, monkeypatch):
     monkeypatch.setattr(fileio, "_fallocate", fail_with(errno.ENOSPC))
+    made = pipeline(SafetensorsLoader(path=source), writer=SafetensorsWriter(path=out))
     with pytest.raises(OutputError, match="cannot be written: No space left on device"):
-        pipeline(SafetensorsLoader(path=source), writer=SafetensorsWriter(path=out)).run()
-    assert not out.exists()
+        made.run()
+    assert [p.name for p in out.iterdir()] == [PARTIAL]
+    monkeypatch.undo()
+    made.run()
+    assert (out / "ktforge_manifest.json").exists() and not (out / PARTIAL).exists()
 
 
 @pytest.mark.parametrize(

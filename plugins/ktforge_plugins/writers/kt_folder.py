@@ -39,10 +39,12 @@ class KtFolderWriter(Writer):
         rest = [t for t in tensors if not _PACKED.fullmatch(t.name)]
         return [*files, *(self._shards().plan(rest, formats) if rest else ())]
 
-    def open(self, plan: Plan, *, overwrite: bool = False) -> AbstractContextManager[Sink]:
+    def open(
+        self, plan: Plan, *, overwrite: bool = False, restart: bool = False, verify: bool = False
+    ) -> AbstractContextManager[Sink]:
         shards = [f for f in plan.files if f.path.endswith(".safetensors")]
         documents = {INDEX: index_json(shards)} if shards else {}
-        return open_folder(self.path, plan, documents, overwrite=overwrite)
+        return open_folder(self.path, plan, documents, overwrite=overwrite, restart=restart, verify=verify)
 
     def _shards(self) -> SafetensorsWriter:
         return SafetensorsWriter(path=self.path, max_shard_size=self.max_shard_size)

@@ -42,8 +42,11 @@ class SafetensorsWriter(Writer):
         count = len(shards)
         return [_file(f"model-{i:05}-of-{count:05}.safetensors", shard) for i, shard in enumerate(shards, 1)]
 
-    def open(self, plan: Plan, *, overwrite: bool = False) -> AbstractContextManager[Sink]:
-        return open_folder(self.path, plan, {INDEX: index_json(plan.files)}, overwrite=overwrite)
+    def open(
+        self, plan: Plan, *, overwrite: bool = False, restart: bool = False, verify: bool = False
+    ) -> AbstractContextManager[Sink]:
+        documents = {INDEX: index_json(plan.files)}
+        return open_folder(self.path, plan, documents, overwrite=overwrite, restart=restart, verify=verify)
 
 
 def index_json(files: Iterable[FileSpec]) -> bytes:

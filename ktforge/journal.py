@@ -1,0 +1,189 @@
+"""What an unfinished output holds already, and what it is being made from: the memory of a run that was cut off.
+
+The journal is a file of JSON lines in the staging folder. The first says what the output is made from (its
+fingerprint); each other one lists tensors that are in place and synced, or says that all is ready to be published.
+A line counts when it is whole, so a journal that is cut off anywhere says less than was done, never more.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ktforge import files
+from ktforge.errors import CheckpointError, OutputError
+
+if TYPE_CHECKING:
+    from ktforge.plan import Plan
+
+JOURNAL = "journal.jsonl"
+#: Version of the journal's own form.
+JOURNAL_FORMAT = "ktforge-journal/1"
+
+
+class Journal:
+    """An open journal. ``fingerprint`` and ``overwrite`` are those of the run that began it.
+
+    ``written`` maps the tensors in place to the xxh3-128 of their bytes, in hex; ``staged`` says that all is ready to
+    be published.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens the journal at ``path``; one that is missing or was never begun has an empty ``fingerprint``."""
+        self.path = path
+        self.fingerprint: dict[str, Any] = {}
+        self.overwrite = self.staged = False
+        self.written: dict[str, str] = {}
+        self._end = 0
+        if path.is_file():
+            for line in _whole_lines(path.read_bytes()):
+                self._end += len(line)
+                self._take(json.loads(line))
+        self._descriptor: int | None = None
+
+    def begin(self, fingerprint: dict[str, Any], *, overwrite: bool) -> None:
+        """Writes the first line of a new journal."""
+        record = {"journal": JOURNAL_FORMAT, "overwrite": overwrite, "fingerprint": fingerprint}
+        self._append(record)
+        files.sync_folder(self.path.parent)
+
+    def add(self, tensors: Mapping[str, str]) -> None:
+        """Notes tensors (name → hash) whose bytes and file names are synced."""
+        self._append({"written": dict(tensors)})
+
+    def add_staged(self) -> None:
+        """Notes that every file is complete and synced."""
+        self._append({"staged": True})
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._descriptor is None:
+            self._descriptor = files.create(self.path, self._end)  # cuts off a line that is not whole
+        line = json.dumps(record).encode() + b"\n"
+        files.write_at(self._descriptor, line, self._end, self.path)
+        files.sync(self._descriptor, self.path)
+        self._end += len(line)
+        self._take(record)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if "journal" in record:
+            if record["journal"] != JOURNAL_FORMAT:
+                raise OutputError(
+                    f"{self.path.parent.parent} was begun by a ktforge that keeps another journal: "
+                    "finish it with that one, or remove " + str(self.path.parent)
+                )
+            self.fingerprint, self.overwrite = record["fingerprint"], record["overwrite"]
+        self.written.update(record.get("written", {}))
+        self.staged |= record.get("staged", False)
+
+
+def _whole_lines(content: bytes) -> Iterator[bytes]:
+    for line in content.splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or not isinstance(json.loads(line), dict):
+                return
+        except ValueError:
+            return
+        yield line
+
+
+def fingerprint(plan: Plan) -> dict[str, Any]:
+    """What the bytes of an output depend on; ``{}`` if the loader names no files, since then nothing can be compared.
+
+    Raises CheckpointError if a source file is no longer the one that was planned with.
+    """
+    if not plan.sources:
+        return {}
+    pipeline = plan.pipeline.to_dict()
+    for stage in ("loader", "writer"):  # a folder may be called by another name, or be elsewhere by now
+        pipeline[stage].pop("path", None)
+    names = xxhash.xxh3_128()
+    for file in plan.files:
+        names.update(file.path.encode() + b"\0" + file.header)
+    sources, folder = {}, plan.pipeline.loader.folder()
+    for source in plan.sources:
+        found = source.path.stat()
+        if found.st_size != source.nbytes:
+            raise CheckpointError(f"{source.path} changed while it was looked at: start again when it is complete")
+        is_inside = folder is not None and source.path.is_relative_to(folder)
+        name = os.path.relpath(source.path, folder) if is_inside else source.path.name
+        sources[name] = {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns, "header": source.header_hash}
+    return {
+        "pipeline": pipeline,
+        "versions": _versions(plan),
+        "formats": list(plan.formats),
+        "methods": list(plan.methods),
+        "config.json": xxhash.xxh3_128_hexdigest(plan.config_json or b""),
+        "source": sources,
+        "output files": names.hexdigest(),
+    }
+
+
+def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises OutputError with one sentence for each thing that differs between two fingerprints."""
+    changes = [_change(key, *values) for key, *values in _differences("", before, now)]
+    if changes:
+        raise OutputError(
+            *changes[:20],
+            *([f"and {len(changes) - 20:,} more of the kind"] if len(changes) > 20 else []),
+            f"so the unfinished output in {folder} cannot go on: put back what it was begun with, "
+            "or start over with --restart",
+        )
+
+
+def _versions(plan: Plan) -> dict[str, str]:
+    """Distribution → version of ktforge and of every stage's code."""
+    owners = _distributions()
+    modules = {type(stage).__module__.partition(".")[0] for stage in plan.pipeline.stages()}
+    names = {"ktforge", *(name for module in modules for name in owners.get(module, []))}
+    return {name: importlib.metadata.version(name) for name in sorted(names)}
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Top-level module → the distributions that hold it; cached, for it takes 0.1 s to look through all."""
+    return importlib.metadata.packages_distributions()
+
+
+def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in sorted(before.keys() | now.keys()):
+            yield from _differences(f"{key}/{name}" if key else name, before.get(name), now.get(name))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, pair in enumerate(zip(before, now, strict=True)):
+            yield from _differences(f"{key}/{i}", *pair)
+    elif before != now:
+        yield key, before, now
+
+
+def _change(key: str, before: Any, now: Any) -> str:
+    part, _, rest = key.partition("/")
+    if part == "source":
+        return _source_change(rest, before, now)
+    if part == "config.json":
+        return "config.json has changed"
+    if part == "output files":
+        return "the names or sizes of the output's tensors have changed"
+    return f"{part} has changed: {rest.replace('/', '.') or 'it'} was {json.dumps(before)}, and is {json.dumps(now)}"
+
+
+def _source_change(rest: str, before: Any, now: Any) -> str:
+    name, _, what = rest.rpartition("/")
+    if what == "bytes":
+        return f"{name} has changed: it had {before:,} bytes, and has {now:,}"
+    if what == "header":
+        return f"{name} has changed: its header is another"
+    if what == "mtime_ns":
+        return f"{name} has changed: it was modified since"
+    return f"{what or rest} {'is gone' if now is None else 'is new'} in the source"

@@ -1,0 +1,123 @@
+"""One run at a time in an output folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ktforge import files
+from ktforge.errors import OutputError
+
+#: Linux names the running kernel here; containers of one machine have host names of their own, but share this.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+#: The name of the lock file.
+LOCK = "lock"
+
+
+@contextmanager
+def locked(staging: Path) -> Iterator[None]:
+    """Holds the lock of a staging folder, which is made if it is missing and removed behind the run if it is empty.
+
+    Raises OutputError if another run holds it, naming its process and host. The kernel releases the lock of a process
+    that dies. The file says whose it was, which matters where a network file system does not carry locks from one
+    host to the other: what a run that died on another host left is refused.
+    """
+    path = staging / LOCK
+    descriptor = _acquire(path)
+    try:
+        files.write_at(descriptor, json.dumps(_here()).encode(), 0, path)
+        yield
+    finally:
+        with suppress(OSError):  # a lock that stays is recognised as stale
+            files.remove(path)
+        os.close(descriptor)
+        with suppress(OSError):  # what is not empty is an unfinished output
+            files.remove_folder(staging)
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        files.make_folders(path.parent)
+        try:
+            descriptor = files.open_file(path)
+        except FileNotFoundError:  # the run before has removed the folder just now
+            continue
+        try:
+            held = _held_by_another(descriptor)
+            owner = _owner(descriptor)
+            if held or (owner and not _is_here(owner)):  # elsewhere, whether its process lives is not known
+                raise OutputError(_refusal(path, owner, alive=held))
+            if _is_at(descriptor, path):
+                files.truncate(descriptor, 0, path)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its owner has removed it meanwhile: a lock on it keeps nobody out
+
+
+def _held_by_another(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:  # a file system without locks, such as Lustre as it is often mounted: the pid must do
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
+        owner = _owner(descriptor)
+        return bool(owner) and _is_here(owner) and _is_running(owner["pid"])
+    return False
+
+
+def _owner(descriptor: int) -> dict[str, Any]:
+    try:
+        owner = json.loads(os.pread(descriptor, 1000, 0))
+        return owner if isinstance(owner, dict) and isinstance(owner.get("pid"), int) else {}
+    except ValueError:  # a new lock, or one whose owner died before it could sign
+        return {}
+
+
+def _here() -> dict[str, Any]:
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return {"pid": os.getpid(), "host": platform.node(), "boot": boot}
+
+
+def _is_here(owner: dict[str, Any]) -> bool:
+    here = _here()
+    return owner.get("host") == here["host"] or bool(here["boot"] and owner.get("boot") == here["boot"])
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _refusal(path: Path, owner: dict[str, Any], *, alive: bool) -> str:
+    whose = f"process {owner['pid']} on {owner.get('host')}" if owner else "another process"
+    if alive:
+        return f"{path.parent.parent} is being written by {whose}: wait for it, or choose another folder"
+    return (
+        f"{path.parent.parent} was begun by {whose}, and whether that still runs cannot be seen from here: "
+        f"if it does not, remove {path}"
+    )

@@ -1,0 +1,143 @@
+"""The last step of a run: complete files take their names, so that at no moment a part of them passes for the whole.
+
+A folder cannot be exchanged in one step where a user's files may lie in it, so while its files change, a file called
+``UNFINISHED.safetensors`` lies there which is none. A loader that walks the folder for ``*.safetensors`` fails on it.
+Every step can be done again, so a run that was cut off here is finished by the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ktforge import files
+from ktforge.checkpoint import CONFIG, MANIFEST, UNFINISHED, read_json
+from ktforge.errors import CheckpointError, OutputError
+from ktforge.journal import JOURNAL
+from ktforge.lock import LOCK
+from ktforge.manifest import manifest_json
+
+if TYPE_CHECKING:
+    from ktforge.plan import Plan
+
+#: The first 8 bytes of UNFINISHED, read as the length of a safetensors header, are more than any file has.
+_NOTE = b"This folder holds an unfinished output of ktforge. Run the same command again: it goes on where it stopped.\n"
+#: What an engine would take for weights of this folder; --overwrite removes it before the new files take its place.
+STALE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "_layer_*/_numa_*/*.kt")
+#: Where the manifest of the output that is being replaced waits until all that it lists is gone.
+_PREVIOUS = "previous_manifest.json"
+
+
+def staged(staging: Path, path: str) -> Path:
+    """Where a file grows: its suffix is one that weight loaders, which walk folders for theirs, do not look for."""
+    return staging / (path + ".partial")
+
+
+def published(plan: Plan, documents: Iterable[str]) -> list[str]:
+    """Every file of an output but its manifest, weights first, relative to its folder."""
+    config = [CONFIG] if plan.config_json is not None else []
+    return [*(f.path for f in plan.files), *map(str, plan.side_files), *config, *documents]
+
+
+def stage_documents(staging: Path, plan: Plan, documents: Mapping[str, bytes]) -> None:
+    """Writes all that is no weight file into the staging folder, synced."""
+    texts = {**documents, MANIFEST: manifest_json(plan)}
+    if plan.config_json is not None:
+        texts[CONFIG] = plan.config_json
+    targets = {name: staged(staging, name) for name in (*map(str, plan.side_files), *texts)}
+    for target in targets.values():
+        files.make_folders(target.parent)
+    for name, content in texts.items():
+        files.write_file(targets[name], content)
+    source = plan.pipeline.loader.folder()
+    for relative in plan.side_files:
+        assert source is not None
+        files.copy_file(source / relative, targets[str(relative)])
+    _sync_parents(targets.values())
+
+
+def publish(folder: Path, staging: Path, paths: list[str]) -> None:
+    """Renames ``paths`` into place, then the manifest, and takes away what an earlier output left.
+
+    Files that have been renamed already are passed over.
+    """
+    targets = [folder / p for p in paths]
+    manifest, waiting = folder / MANIFEST, staged(staging, MANIFEST)
+    if waiting.exists():
+        mark_unfinished(folder)
+        if manifest.exists():
+            files.rename(manifest, staging / _PREVIOUS)
+            _sync_parents([staging / _PREVIOUS, manifest])
+        _remove_files(folder, _listed(staging / _PREVIOUS), keep={*targets, folder / UNFINISHED})
+        for target in targets:
+            _check_inside(folder, target)
+            files.make_folders(target.parent)
+        for path, target in zip(paths, targets, strict=True):
+            if staged(staging, path).exists():
+                files.rename(staged(staging, path), target)
+            elif not target.exists():
+                raise OutputError(f"{target} is gone from the unfinished output: start over with --restart")
+        _sync_parents(targets)
+        files.rename(waiting, manifest)
+        files.sync_folder(folder)
+    files.remove(folder / UNFINISHED)
+    files.sync_folder(folder)
+    clear(staging)
+
+
+def mark_unfinished(folder: Path) -> None:
+    if not (folder / UNFINISHED).exists():
+        files.write_file(folder / UNFINISHED, _NOTE)
+        files.sync_folder(folder)
+
+
+def discard(folder: Path, staging: Path) -> None:
+    """Removes an unfinished output. What it has published so far goes too; the folder then stays marked."""
+    if (folder / UNFINISHED).exists():
+        listed = [*_listed(staging / _PREVIOUS), *_listed(staged(staging, MANIFEST)), *_listed(folder / MANIFEST)]
+        files.remove(folder / MANIFEST)
+        _remove_files(folder, listed, keep={folder / UNFINISHED})
+    clear(staging)
+
+
+def clear(staging: Path) -> None:
+    """Empties the staging folder, the journal last; the lock stays."""
+    for path in sorted(staging.iterdir(), key=lambda p: p.name == JOURNAL):
+        if path.is_dir() and not path.is_symlink():
+            files.remove_tree(path)
+        elif path.name != LOCK:
+            files.remove(path)
+
+
+def _listed(manifest: Path) -> Iterator[str]:
+    """The side files that a manifest names; none if it is missing or no manifest."""
+    try:
+        names = read_json(manifest).get("side_files", [])
+    except CheckpointError:
+        return
+    yield from (n for n in names if isinstance(n, str))
+
+
+def _remove_files(folder: Path, names: Iterable[str], keep: set[Path]) -> None:
+    """Takes away an earlier output's files; other files of the user's stay."""
+    listed = (folder / n for n in names if ".." not in Path(n).parts and not Path(n).is_absolute())
+    weights = (path for pattern in STALE for path in folder.glob(pattern))
+    removed = [path for path in (*listed, *weights) if path.is_file() and path not in keep]
+    for path in removed:
+        _check_inside(folder, path)
+        files.remove(path)
+    _sync_parents(removed)
+    for inner in (*folder.glob("_layer_*/_numa_*"), *folder.glob("_layer_*")):
+        if inner.is_dir() and not any(inner.iterdir()):
+            files.remove_folder(inner)
+
+
+def _check_inside(folder: Path, path: Path) -> None:
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise OutputError(f"{path} would lie outside {folder}, behind a symbolic link: remove the link")
+
+
+def _sync_parents(paths: Iterable[Path]) -> None:
+    for parent in {p.parent for p in paths}:
+        files.sync_folder(parent)

@@ -1,0 +1,355 @@
+"""What goes on, what is refused and why, and who may write."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import checkpoints
+import pytest
+from conversions import convert, model, pipeline, tree
+from faults import Disk, dies, run_in_child
+from ktforge_plugins import Int8, KtAmx, SafetensorsWriter
+
+from ktforge import CheckpointError, OutputError, PluginError, Registry, hookimpl, lock, native, output, source
+from ktforge.checkpoint import UNFINISHED
+from ktforge.cli import main
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A checkpoint that a test may change."""
+    return model(tmp_path / "model", 1, 6, 512, 256)
+
+
+def stop_at(number):
+    """Ends a process after so many writes."""
+
+    def action(call):
+        return dies(call, after=True) if call.number == number else call.really()
+
+    return Disk(action)
+
+
+def unfinished(checkpoint, out, number=100):
+    assert run_in_child(lambda: convert(checkpoint, out, stop_at(number))) == -9
+    assert output.is_unfinished(out)
+    return out
+
+
+class Seen:
+    def __init__(self):
+        self.resumed, self.written = [], []
+
+    @hookimpl
+    def ktforge_resumed(self, specs):
+        self.resumed += [s.name for s in specs]
+
+    @hookimpl
+    def ktforge_unit_written(self, spec):
+        self.written.append(spec.name)
+
+
+def test_units_that_are_there_are_not_made_again(copy, out):
+    unfinished(copy, out)
+    seen = Seen()
+    convert(copy, out, Disk(), registry=Registry(seen))
+    assert len(seen.resumed) >= 2 and len(seen.written) >= 1
+    assert len(seen.resumed) + len(seen.written) == 7 and not set(seen.resumed) & set(seen.written)
+
+
+def test_restart_begins_anew(copy, out):
+    unfinished(copy, out)
+    seen = Seen()
+    convert(copy, out, Disk(), registry=Registry(seen), restart=True)
+    assert seen.resumed == [] and len(seen.written) == 7
+
+
+def grown(copy):
+    with (copy / "model-00001-of-00002.safetensors").open("ab") as opened:
+        opened.write(b"x")
+
+
+def touched(copy):
+    os.utime(copy / "model-00002-of-00002.safetensors", ns=(1, 1))
+
+
+def other_header(copy):
+    path = copy / "model-00002-of-00002.safetensors"
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(content.replace(b'"format":"pt"', b'"format":"np"'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def other_config(copy):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "note": 1}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (touched, "^model-00002-of-00002.safetensors has changed: it was modified since\n"),
+        (other_header, "^model-00002-of-00002.safetensors has changed: its header is another\n"),
+        (other_config, "^config.json has changed\n"),
+    ],
+)
+def test_another_source_is_refused(copy, out, change, message):
+    unfinished(copy, out)
+    (out / output.PARTIAL / lock.LOCK).unlink()
+    before = tree(out)
+    change(copy)
+    with pytest.raises(OutputError, match=message + r".*or start over with --restart$"):
+        convert(copy, out, Disk())
+    assert tree(out) == before
+    convert(copy, out, Disk(), restart=True)
+    assert not output.is_unfinished(out)
+
+
+def test_another_pipeline_is_refused(copy, out):
+    unfinished(copy, out)
+    other = pipeline(copy, SafetensorsWriter(path=out, max_shard_size="200KB"))
+    with pytest.raises(OutputError, match=r'pipeline has changed: quantize.use was "int4", and is "int8"'):
+        other.model_copy(update={"quantize": Int8()}).run()
+    with pytest.raises(OutputError, match=r"pipeline has changed: layout.threadpool_count was 1, and is 2"):
+        other.model_copy(update={"layout": KtAmx(threadpool_count=2)}).run()
+
+
+def test_a_moved_checkpoint_is_the_same(copy, out, tmp_path):
+    unfinished(copy, out)
+    moved = copy.rename(tmp_path / "moved")
+    seen = Seen()
+    convert(moved, out, Disk(), registry=Registry(seen))
+    assert seen.resumed
+
+
+def test_verify_reads_what_is_there(copy, out):
+    unfinished(copy, out)
+    (shard,) = (out / output.PARTIAL).glob("model-00001-*")
+    content = shard.read_bytes()
+    place = 8 + int.from_bytes(content[:8], "little")
+    shard.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(OutputError, match=r"model-00001-\S+: \S+ is not what was written, so the disk may be failing"):
+        convert(copy, out, Disk(), verify=True)
+    shard.write_bytes(content)
+    convert(copy, out, Disk(), verify=True)
+    assert not output.is_unfinished(out)
+
+
+@pytest.mark.parametrize(("damage", "what"), [(os.unlink, "is gone"), (lambda p: os.truncate(p, 9), "has 9 bytes; ")])
+def test_a_file_that_is_not_whole_is_not_trusted(copy, out, damage, what):
+    unfinished(copy, out)
+    (shard,) = (out / output.PARTIAL).glob("model-00001-*")
+    damage(shard)
+    with pytest.raises(OutputError, match=f"of the unfinished output {what}.*: start over with --restart"):
+        convert(copy, out, Disk())
+
+
+def test_an_error_leaves_what_was_made(copy, out):
+    class Breaks(KtAmx):
+        def pack(self, unit, buffers):
+            if unit.spec.unit.name.endswith(".4"):
+                raise IndexError("oops")
+            super().pack(unit, buffers)
+
+    broken = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Breaks(threadpool_count=1)})
+    with pytest.raises(PluginError, match=r"^plugin kt-amx .* failed on model.layers.0.mlp.experts.4: IndexError"):
+        broken.run(workers=1)
+    seen = Seen()
+    pipeline(copy, SafetensorsWriter(path=out)).run(registry=Registry(seen))
+    assert len(seen.resumed) == 5
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(copy, out, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    unfinished(copy, out)
+    (shard,) = (out / output.PARTIAL).glob("model-00001-*")
+    shard.with_name(shard.name.replace("00001-", "00007-")).symlink_to(victim)
+    with pytest.raises(OutputError, match=r"model-00007-.* cannot be written: Too many levels of symbolic links"):
+        convert(copy, out, Disk())
+    assert victim.read_text() == "mine"
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / output.PARTIAL).symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="is a symbolic link, which ktforge does not make"):
+        convert(copy, tmp_path / "two", Disk())
+
+
+@pytest.mark.parametrize("path", ["/tmp/x", "../x", "a/../../x", "", "a\0b"])
+def test_a_writer_that_leaves_the_folder_is_refused(copy, out, path):
+    class Elsewhere(SafetensorsWriter):
+        def plan(self, tensors, formats):
+            (file,) = super().plan(tensors, formats)
+            return [type(file)(path, file.header, file.tensors)]
+
+    with pytest.raises(PluginError, match="which is outside the output folder"):
+        pipeline(copy, Elsewhere(path=out)).run()
+    assert not out.exists()
+
+
+# Locks
+
+
+def test_one_run_at_a_time(tiny, out):
+    held = out / output.PARTIAL / lock.LOCK
+    held.parent.mkdir(parents=True)
+    with held.open("w") as opened:
+        json.dump({"pid": 4711, "host": "elsewhere"}, opened)
+        opened.flush()
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="is being written by process 4711 on elsewhere: wait for it"):
+            convert(tiny, out, Disk())
+    with pytest.raises(OutputError, match=rf"whether that still runs cannot be seen from here: .* remove {held}"):
+        convert(tiny, out, Disk())
+    held.unlink()
+    convert(tiny, out, Disk())
+
+
+def test_the_lock_of_a_dead_process_is_stale(tiny, out):
+    unfinished(tiny, out, 60)
+    assert (out / output.PARTIAL / lock.LOCK).exists()
+    convert(tiny, out, Disk())
+
+
+def test_without_locks_in_the_file_system_the_process_number_counts(tiny, out, monkeypatch):
+    def flock(*arguments):
+        raise OSError(38, "not here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    held = out / output.PARTIAL / lock.LOCK
+    held.parent.mkdir(parents=True)
+    held.write_text(json.dumps({**lock._here(), "pid": os.getppid()}))
+    with pytest.raises(OutputError, match=rf"is being written by process {os.getppid()}"):
+        convert(tiny, out, Disk())
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    held.write_text(json.dumps({**lock._here(), "pid": child.pid}))
+    convert(tiny, out, Disk())
+
+
+# The source
+
+
+def test_a_source_that_is_cut_short_while_it_is_read_is_an_error(copy, out):
+    """The mapped pages are gone: without care, the process would die of SIGBUS."""
+
+    class Cuts(KtAmx):
+        def pack(self, unit, buffers):
+            super().pack(unit, buffers)
+            for path in copy.glob("*.safetensors"):
+                os.truncate(path, 100_000)
+
+    cutting = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Cuts(threadpool_count=1)})
+    with pytest.raises(CheckpointError, match=r"changed while it was read: it had .* bytes, and has 100,000"):
+        cutting.run(workers=2)
+    assert output.is_unfinished(out)
+
+
+def test_a_page_that_is_gone_reads_as_zeros_and_is_counted(tmp_path):
+    import mmap
+
+    import numpy as np
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 5 * mmap.PAGESIZE)
+    before = native.lost_pages()
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        os.truncate(path, 2 * mmap.PAGESIZE)
+        with native.lost_pages_caught(), native.lost_pages_caught():
+            view = np.frombuffer(mapped, np.uint8)
+            assert int(view.sum()) == ord("x") * 2 * mmap.PAGESIZE
+            del view
+    assert native.lost_pages() - before == 3
+
+
+def test_a_page_that_is_gone_ends_the_process_elsewhere(tmp_path):
+    import mmap
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 2 * mmap.PAGESIZE)
+
+    def read():
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        with native.lost_pages_caught():
+            pass
+        with path.open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        os.truncate(path, 0)
+        mapped[0]
+
+    assert run_in_child(read) == -signal.SIGBUS
+
+
+def test_a_page_that_cannot_be_read_is_an_error(copy, out, monkeypatch):
+    lost = iter([0, 0, 0, 3, 3, 3])
+    monkeypatch.setattr(source.native, "lost_pages", lambda: next(lost))
+    with pytest.raises(CheckpointError, match="a part of its file cannot be read: look at the disk's health"):
+        pipeline(copy, SafetensorsWriter(path=out)).run(workers=1)
+
+
+# The command
+
+
+def command(source, out, *more):
+    options = ["--input-path", source, "--output", out, "--quant-method", "int4", "--threadpool-count", "1"]
+    return [sys.executable, "-m", "ktforge", "convert", *map(str, options), *more]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_ctrl_c(copy, out, twice):
+    """A FIFO in the place of a side file would do as well; here a slow observer keeps the units in flight."""
+    slow = (
+        "import sys, time; from ktforge.cli import main; import ktforge.execute as e; run = e._run_unit\n"
+        "def slow(*a):\n run(*a)\n print('unit', flush=True)\n time.sleep(1.5 if TWICE else 0.3)\n"
+        "e._run_unit = slow; e.default_workers = lambda: 1; sys.argv[0] = 'ktforge'; main()"
+    ).replace("TWICE", str(twice))
+    arguments = command(copy, out)[3:]
+    child = subprocess.Popen(
+        [sys.executable, "-c", slow, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "unit\n"
+    child.send_signal(signal.SIGINT)
+    if twice:
+        while "Ctrl-C again" not in child.stderr.readline():
+            pass
+        child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    if twice:
+        assert "stopped: the same command goes on where this one was" in said
+    else:
+        assert "finishing the units in flight; Ctrl-C again to stop at once" in said
+        assert f"{out} is unfinished: the same command goes on where it stopped" in said
+    done = subprocess.run(command(copy, out), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert ("going on: " in done.stderr) or twice
+
+
+def test_an_error_says_that_the_output_can_go_on(copy, out, monkeypatch, capsys):
+    data = checkpoints.load_output(copy)
+    name = checkpoints.expert_name(0, 5, "down")
+    data[name][0, 0] = float("nan")
+    checkpoints.write(copy, data, json.loads((copy / "config.json").read_text()), 2)
+    monkeypatch.setattr(sys, "argv", ["ktforge", "convert", *command(copy, out)[4:]])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert f"{out} is unfinished: the same command goes on where it stopped" in said
+    assert f"{name} is NaN or infinite" in said and "\nerror: " in said
+
+
+def test_what_would_steer_a_terminal_is_spelled_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ktforge", *command(tmp_path / "\x1b[2Jgone", tmp_path / "out")[3:]])
+    with pytest.raises(SystemExit):
+        main()
+    assert "\\x1b[2Jgone does not exist" in capsys.readouterr().err
+
+
+def test_an_unfinished_output_is_no_source(copy, out, tmp_path):
+    convert(copy, out, Disk())
+    (out / UNFINISHED).touch()
+    with pytest.raises(CheckpointError, match=r"is an unfinished output of ktforge: finish it with the same command"):
+        convert(out, tmp_path / "next", Disk())
