@@ -13,6 +13,7 @@ from typer.main import get_command
 from ktforge import Registry, hookspecs
 from ktforge.cli import app
 from ktforge.pipeline import Pipeline, Runtime
+from ktforge.skeleton import FILES
 from ktforge.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -144,3 +145,9 @@ def test_a_readme_says_how_to_add_one_more(folder):
         if not file.split("/")[-1].startswith("name."):
             bases = (ROOT, ROOT / "plugins", ROOT / folder)
             assert any((base / file).exists() for base in bases) or [*(ROOT / folder).rglob(file)], file
+
+
+def test_the_plugin_page_includes_the_example_itself():
+    included = re.findall(r'^--8<-- "(.*)"$', (DOCS / "write-a-plugin.md").read_text(), re.MULTILINE)
+    assert included == [f"tests/example_plugin/{f}" for f in FILES if f != "README.md"]
+    assert all((ROOT / path).is_file() for path in included)
