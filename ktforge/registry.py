@@ -94,7 +94,7 @@ class Registry:
             other_dist, other_version = self._owners[point.name]
             raise PluginError(
                 f"{owner} has the same entry-point name as the one of {other_dist} {other_version}: "
-                f"uninstall one, or {_off(point.name)}"
+                f"uninstall one, or turn both off with --block {point.name}"
             )
         try:
             plugin = point.load()
