@@ -28,7 +28,7 @@ docs: $(VENV)/.docs docs/assets/mermaid.min.js
 
 # Drawings need this script. Without npm the pages take it from the network when they are looked at.
 docs/assets/mermaid.min.js:
-	if command -v npm >/dev/null; then mkdir -p docs/assets $(VENV)/npm && \
+	-if command -v npm >/dev/null; then mkdir -p docs/assets $(VENV)/npm && \
 	npm pack --silent --pack-destination $(VENV)/npm mermaid@11.16.0 && \
 	tar -xzf $(VENV)/npm/mermaid-11.16.0.tgz -C docs/assets --strip-components 2 package/dist/mermaid.min.js; fi
 

@@ -94,7 +94,7 @@ class Registry:
             other_dist, other_version = self._owners[point.name]
             raise PluginError(
                 f"{owner} has the same entry-point name as the one of {other_dist} {other_version}: "
-                f"uninstall one, or {_off(point.name)}"
+                f"uninstall one, or turn both off with --block {point.name}"
             )
         try:
             plugin = point.load()
@@ -125,7 +125,7 @@ class Registry:
         observers = _Observers()
         for hook in hooks:
             if hook not in _HOOKS:
-                setattr(observers, hook, _blamed(getattr(plugin, hook), f"{owner} failed in {hook}"))
+                setattr(observers, hook, _blamed(getattr(plugin, hook), f"{owner} failed in {hook}", off))
         try:
             self._manager.register(observers, name=label if self._manager.get_plugin(label) is None else None)
             found = [(base, cls) for hook, base in _HOOKS.items() if hook in hooks for cls in getattr(plugin, hook)()]
@@ -166,7 +166,8 @@ class Registry:
         """The stage of that name. Raises ConfigError with the names there are."""
         if (stage, name) not in self._entries:
             known = ", ".join(e.cls.name for e in self.entries() if e.cls.stage == stage) or "none"
-            raise ConfigError(f"there is no {stage} called {name!r}; installed: {known}")
+            blocked = f"; blocked: {', '.join(sorted(self._blocked))}" if self._blocked else ""
+            raise ConfigError(f"there is no {stage} called {name!r}; installed: {known}{blocked}")
         return self._entries[stage, name]
 
     def build(self, stage: str, name: str, options: Mapping[str, Any]) -> Any:
@@ -212,7 +213,7 @@ class _Observers:
     """A plugin's observers as pluggy sees them: it would let their errors out without the plugin's name."""
 
 
-def _blamed(function: Callable[..., Any], prefix: str) -> Callable[..., Any]:
+def _blamed(function: Callable[..., Any], prefix: str, off: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def observed(*args: Any) -> Any:
         try:
@@ -220,7 +221,7 @@ def _blamed(function: Callable[..., Any], prefix: str) -> Callable[..., Any]:
         except KtforgeError:
             raise
         except Exception as error:
-            raise PluginError(f"{prefix}: {_reason(error)}") from error
+            raise PluginError(f"{prefix} ({_reason(error)}): mend it{off}") from error
 
     return observed
 

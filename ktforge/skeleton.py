@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ktforge.errors import ConfigError, OutputError
 
-FILES = ("README.md", "pyproject.toml", "ktforge_example.py", "tests/test_ktforge_example.py")
+FILES = ("README.md", "ktforge_example.py", "pyproject.toml", "tests/test_ktforge_example.py")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 

@@ -85,7 +85,7 @@ def test_it_is_listed_and_can_be_turned_off(environment, pipeline):
     listed = call(environment, "-m", "ktforge", "plugins", KTFORGE_BLOCK="loader-bin, example").stdout
     assert "kt-amx" in listed and "example" not in listed and "loader-bin" not in listed
     done = call(environment, "-m", "ktforge", "plan", pipeline, "--block", "example", check=False)
-    assert "there is no layout called 'example'; installed: " in done.stderr
+    assert "there is no layout called 'example'; installed: " in done.stderr and "blocked: example" in done.stderr
     done = call(environment, "-m", "ktforge", "plan", pipeline, "--block", "exmaple", check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: there is no plugin exmaple to block; installed: example, layout-")

@@ -198,8 +198,19 @@ def observer(argument):
 
 def test_an_observer_that_raises_is_named():
     registry = Registry(observer(0))
-    with pytest.raises(PluginError, match="plugin watcher failed in ktforge_planned: ValueError: no plan of mine"):
+    with pytest.raises(
+        PluginError, match=r"watcher failed in ktforge_planned \(ValueError: no plan of mine\): mend it$"
+    ):
         registry.hook.ktforge_planned(plan=None)
+
+
+def test_an_installed_observer_that_raises_can_be_turned_off(monkeypatch):
+    monkeypatch.setitem(sys.modules, "watching", observer(0))
+    distributions(monkeypatch, ("watch", "watching", "kt-watch"))
+    with pytest.raises(
+        PluginError, match=r"^plugin watch of kt-watch 1\.2 failed .*, or turn it off with --block watch"
+    ):
+        Registry.installed().hook.ktforge_planned(plan=None)
 
 
 def test_an_observer_that_asks_for_what_there_is_not_is_named():

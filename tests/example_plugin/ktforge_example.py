@@ -1,4 +1,4 @@
-"""Quantizer ``example``: one scale a run of columns in a row. Layout ``example``: codes and scales as they are."""
+"""The quantizer and the layout ``example``: a scale for each run of columns, and codes and scales as they are."""
 
 from __future__ import annotations
 
