@@ -13,7 +13,7 @@ from conversions import convert, model, pipeline, tree
 from faults import Disk, dies, run_in_child
 from ktforge_plugins import Int8, KtAmx, SafetensorsWriter
 
-from ktforge import CheckpointError, OutputError, PluginError, Registry, hookimpl, lock, native, output, source
+from ktforge import CheckpointError, OutputError, PluginError, Registry, hookimpl, lock, native, output, sourcewatch
 from ktforge.checkpoint import UNFINISHED
 from ktforge.cli import main
 
@@ -284,7 +284,7 @@ def test_a_page_that_is_gone_ends_the_process_elsewhere(tmp_path):
 
 def test_a_page_that_cannot_be_read_is_an_error(copy, out, monkeypatch):
     lost = iter([0, 0, 0, 3, 3, 3])
-    monkeypatch.setattr(source.native, "lost_pages", lambda: next(lost))
+    monkeypatch.setattr(sourcewatch.native, "lost_pages", lambda: next(lost))
     with pytest.raises(CheckpointError, match="a part of its file cannot be read: look at the disk's health"):
         pipeline(copy, SafetensorsWriter(path=out)).run(workers=1)
 
