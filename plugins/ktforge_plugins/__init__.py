@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from ktforge_plugins.loaders.auto import AutoLoader
     from ktforge_plugins.loaders.bin import BinLoader
     from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+    from ktforge_plugins.preprocess.awq import Awq
     from ktforge_plugins.preprocess.compressed_tensors import CompressedTensors
+    from ktforge_plugins.preprocess.fp4 import Fp4
     from ktforge_plugins.preprocess.fp8 import Fp8
+    from ktforge_plugins.preprocess.gptq import Gptq
     from ktforge_plugins.preprocess.moe_to_bf16 import MoeToBf16
     from ktforge_plugins.preprocess.split_experts import SplitExperts
     from ktforge_plugins.quantize.int4 import Int4
@@ -22,9 +25,12 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AutoLoader": "loaders.auto",
+    "Awq": "preprocess.awq",
     "BinLoader": "loaders.bin",
     "CompressedTensors": "preprocess.compressed_tensors",
+    "Fp4": "preprocess.fp4",
     "Fp8": "preprocess.fp8",
+    "Gptq": "preprocess.gptq",
     "Int4": "quantize.int4",
     "Int8": "quantize.int8",
     "KtAmx": "layouts.kt_amx",
@@ -37,9 +43,12 @@ _MODULES = {
 
 __all__ = [
     "AutoLoader",
+    "Awq",
     "BinLoader",
     "CompressedTensors",
+    "Fp4",
     "Fp8",
+    "Gptq",
     "Int4",
     "Int8",
     "KtAmx",
