@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(change, message):
             np.array([ROWS, COLS - 1]),
             r"weight_shape is \[24, 127\], but .* holds \[24, 128\] in 4 bits",
         ),
-        ("weight_g_idx", np.full(COLS, 4, np.int32), "weight_g_idx points to group 4; there are 4"),
+        ("weight_g_idx", np.full(COLS, 4, np.int32), "weight_g_idx points to a group outside the 4"),
     ],
 )
 def test_content_that_contradicts_its_header_is_an_error(name, array, message):

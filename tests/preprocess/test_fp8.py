@@ -164,4 +164,4 @@ def test_another_weight_that_nobody_reads_is_refused():
     data["model.layers.0.self_attn.q_proj.weight"] = np.zeros((256, 128), np.uint8)
     loader = MemoryLoader(tensors=data, model=checkpoints.config())
     (problem,) = Pipeline(loader=loader, preprocess=[MoeToBf16()], writer=MemoryWriter()).plan().problems
-    assert "q_proj.weight: U8 weights (weight) are not read; BF16, FP16, FP32, fp8, compressed-tensors" in problem
+    assert "q_proj.weight: U8 weights (weight) are not read; BF16, FP16, FP32, fp8, fp4, compressed-tensors" in problem

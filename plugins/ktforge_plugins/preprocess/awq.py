@@ -35,6 +35,8 @@ class Awq(NumberFormat):
         qweight, scale = parameters.get("qweight"), parameters.get("scales")
         if qweight is None or qweight.dtype != I32 or len(qweight.shape) != 2:
             return None
+        if scale is not None and scale.shape[-1:] == qweight.shape[-1:]:
+            return None  # outputs are not packed: GPTQ
         problems = list(self._problems(qweight, parameters))
         if problems:
             raise Unsupported(*problems)
@@ -48,7 +50,7 @@ class Awq(NumberFormat):
         codes, zeros = (_in_order(integers.unpacked(arrays[p], bits), bits) for p in ("qweight", "qzeros"))
         columns = codes.shape[0]
         group_of = np.arange(columns) // (columns // groups)
-        return integers.affine(np.ascontiguousarray(codes.T), zeros.T, np.ascontiguousarray(scale.T), group_of)
+        return integers.affine_by_input(codes, zeros, scale, group_of)
 
     def _problems(self, qweight: TensorSpec, parameters: Mapping[str, TensorSpec]) -> Iterator[str]:
         missing = [p for p in PARAMETERS if p not in parameters]

@@ -76,21 +76,27 @@ class CompressedTensors(NumberFormat):
         scale = scales.values_of(arrays["weight_scale"], stored.shape, block)
         # One number for all rows serves each of them.
         scale = np.ascontiguousarray(np.broadcast_to(scale, (rows, scale.shape[1])))
-        group_of = np.arange(columns) // block[1]
-        if GROUPS in arrays and (arrays[GROUPS] >= 0).all():  # -1 where no order was ever chosen
-            group_of = _group_order(arrays[GROUPS], scale.shape[1], parameters[GROUPS])
-        elif "weight_packed" in arrays and ZERO not in arrays:
+        if "weight_packed" in arrays and not {ZERO, GROUPS} & arrays.keys():
             return integers.symmetric(arrays["weight_packed"], scheme.bits, columns, scale, block[1])
-        zeros = arrays.get(ZERO)
         offset = 1 << (scheme.bits - 1)
+        zeros = arrays.get(ZERO)
         if zeros is not None and zeros.dtype == I32:  # packed along the rows
             zeros = integers.unpacked(zeros.T, scheme.bits)[:, :rows].T.astype(np.int16) - offset
         if zeros is not None:
             zeros = np.broadcast_to(zeros.reshape(-1, scale.shape[1]), scale.shape)
-        if "weight" in arrays:
-            return integers.affine(arrays["weight"], zeros, scale, group_of)
-        codes = integers.unpacked(arrays["weight_packed"], scheme.bits)[:, :columns].astype(np.int16) - offset
-        return integers.affine(codes, zeros, scale, group_of)
+        codes = arrays.get("weight")
+        if codes is None:
+            codes = integers.unpacked(arrays["weight_packed"], scheme.bits)[:, :columns].astype(np.int16) - offset
+        order = arrays.get(GROUPS)
+        if order is None or (order < 0).all():  # -1 where no order was ever chosen
+            return integers.affine(codes, zeros, scale)
+        if order.min() < 0 or order.max() >= scale.shape[1]:
+            tensor = parameters[GROUPS]
+            raise CheckpointError(
+                f"{tensor.file or 'the checkpoint'}: {tensor.name} points to a group outside the {scale.shape[1]}"
+            )
+        zeros = None if zeros is None else zeros.T
+        return integers.affine_by_input(codes.T, zeros, np.ascontiguousarray(scale.T), order)
 
     def _scheme(self, tensor: str) -> Scheme:
         """The scheme of the config group that ``tensor`` belongs to. Raises Unsupported if there is none."""
@@ -187,14 +193,6 @@ def _problems(
     stated = parameters.get(SHAPE)
     if stated is not None and (stated.dtype.kind != "i" or stated.shape != (2,)):
         yield f"{stated} must be two integers, not {dtype_name(stated.dtype)}"
-
-
-def _group_order(order: np.ndarray, groups: int, spec: TensorSpec) -> np.ndarray:
-    if order.max(initial=0) >= groups:
-        raise CheckpointError(
-            f"{spec.file or 'the checkpoint'}: {spec.name} points to group {order.max()}; there are {groups}"
-        )
-    return order
 
 
 @hookimpl

@@ -44,19 +44,18 @@ class Gptq(NumberFormat):
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], parameters: Mapping[str, TensorSpec]) -> np.ndarray:
         bits = self._bits(parameters["qweight"])
-        codes = integers.unpacked(arrays["qweight"].T, bits)  # [out, in]
+        codes = integers.unpacked_rows(arrays["qweight"], bits)  # [in, out]
         zeros = integers.unpacked(arrays["qzeros"], bits)  # [groups, out]
         if self._first_version():
             zeros = zeros + np.uint8(1) & np.uint8((1 << bits) - 1)
-        groups, columns = zeros.shape[0], codes.shape[1]
+        groups, columns = zeros.shape[0], codes.shape[0]
         group_of = arrays.get("g_idx", np.arange(columns) // -(-columns // groups))
         if group_of.min(initial=0) < 0 or group_of.max(initial=0) >= groups:
             spec = parameters["g_idx"]
             raise CheckpointError(
                 f"{spec.file or 'the checkpoint'}: {spec.name} points to a group outside the {groups}"
             )
-        scale = np.ascontiguousarray(arrays["scales"].T.astype(np.float32))
-        return integers.affine(codes, zeros.T, scale, group_of)
+        return integers.affine_by_input(codes, zeros, arrays["scales"].astype(np.float32), group_of)
 
     def _bits(self, qweight: TensorSpec) -> int:
         bits = self._quantization.get("bits")
