@@ -42,3 +42,9 @@ int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, si
 /* count values, rounded to the nearest bf16, ties to even; a NaN stays a NaN. */
 int ktq_f16_to_bf16(const uint16_t *x, size_t count, uint16_t *out);
 int ktq_f32_to_bf16(const float *x, size_t count, uint16_t *out);
+
+/* Codes of 4 bits, two a byte and the lower half first: w[n, k/2]. values[16] says what each code stands for, scale
+ * (row-major, scale_stride elements a row) multiplies block_cols columns of a row; rounded to the nearest bf16.
+ * k and block_cols are even; the last block of a row may be cut short. */
+int ktq_nibbles_to_bf16(const uint8_t *w, size_t n, size_t k, const float *values, const float *scale,
+                        size_t scale_stride, size_t block_cols, uint16_t *out);

@@ -14,6 +14,7 @@ typedef struct ktq_table {
     void (*fp8_row)(const uint8_t *, size_t, float, uint16_t *);
     void (*f16_row)(const uint16_t *, size_t, uint16_t *);
     void (*f32_row)(const float *, size_t, uint16_t *);
+    void (*nibble_row)(const uint8_t *, size_t, const float *, float, uint16_t *);
 } ktq_table;
 
 /* Declares the functions of one instruction set. Each tile function turns 16 rows of codes, `stride` apart, into
@@ -26,6 +27,7 @@ typedef struct ktq_table {
     void ktq_##isa##_fp8_row(const uint8_t *, size_t, float, uint16_t *);                                             \
     void ktq_##isa##_f16_row(const uint16_t *, size_t, uint16_t *);                                                   \
     void ktq_##isa##_f32_row(const float *, size_t, uint16_t *);                                                      \
+    void ktq_##isa##_nibble_row(const uint8_t *, size_t, const float *, float, uint16_t *);                           \
     extern const ktq_table ktq_##isa##_table
 
 #define KTQ_DEFINE_TABLE(isa)                                                                                         \
@@ -36,7 +38,8 @@ typedef struct ktq_table {
                                          ktq_##isa##_kt_amx_tile_i4,                                                  \
                                          ktq_##isa##_fp8_row,                                                         \
                                          ktq_##isa##_f16_row,                                                         \
-                                         ktq_##isa##_f32_row}
+                                         ktq_##isa##_f32_row,                                                         \
+                                         ktq_##isa##_nibble_row}
 
 KTQ_DECLARE(scalar);
 #if defined(__x86_64__)

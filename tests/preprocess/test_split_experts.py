@@ -105,6 +105,29 @@ def test_what_is_stored_beside_a_weight_is_cut_with_it():
     assert second.tensors["up.bias"].tolist() == [9, 11, 13, 15]
 
 
+@pytest.mark.parametrize("scale_of", ["blocks", "rows"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_fused_fp8_is_cut_with_its_scales(scale_of, transposed):
+    """Qwen's blocks, and a number for each output as in Llama 4's FP8, whichever way the weights lie."""
+    plain, fused = {}, {}
+    for name, array in fuse(checkpoints.tensors()).items():
+        if ".experts." not in name:
+            plain[name] = fused[name] = array
+            continue
+        block = (128, 128) if scale_of == "blocks" else (1, array.shape[2])
+        made = [checkpoints.to_fp8(one, block, seed) for seed, one in enumerate(array)]
+        weight, scale = (np.stack(parts) for parts in zip(*made, strict=True))
+        spread = np.repeat(np.repeat(scale, block[0], 1), block[1], 2)
+        plain[name] = (weight.astype(np.float32) * spread).astype(BF16)
+        flip = (0, 2, 1) if transposed else (0, 1, 2)
+        fused[name] = np.ascontiguousarray(weight.transpose(flip))
+        fused[name + ("_scale_inv" if scale_of == "blocks" else "_scale")] = np.ascontiguousarray(scale.transpose(flip))
+    model_type = "llama4_text" if transposed else "qwen3_5_moe_text"
+    if transposed:
+        fused = {n.replace(".mlp.experts.", ".feed_forward.experts."): a for n, a in fused.items()}
+    same(convert(fused, model_type=model_type)[1], convert(plain, model_type="qwen3_5_moe_text")[1])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -6,7 +6,6 @@ Source of MXFP4: OCP Microscaling Formats 1.0; of NVFP4: NVIDIA's Model Optimize
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +17,8 @@ from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
 
 #: Two E2M1 numbers a byte, the lower half first.
 BYTES = (DTYPES["U8"], DTYPES["I8"])
+#: What the codes stand for; the highest bit is the sign.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 F32 = np.dtype(np.float32)
 #: Columns that one scale is for.
 MX, NV = 32, 16
@@ -64,15 +65,14 @@ class Fp4(NumberFormat):
         else:
             codes = arrays["weight_packed" if "weight_packed" in arrays else "weight"]
             stored_scale = next(arrays[n] for n in scales.NAMES if n in arrays)
-        # E4M3 holds every E2M1 number exactly, so a table and the FP8 kernel do it.
-        values = _e4m3_of()[np.ascontiguousarray(codes).view(np.uint8)].view(F8_E4M3)
-        block = (1, values.shape[1] // stored_scale.shape[1])
-        scale = scales.values_of(stored_scale, (values.shape[0], values.shape[1]), block)
+        rows, columns = codes.shape[0], 2 * codes.shape[1]
+        group = columns // stored_scale.shape[1]
+        scale = scales.values_of(stored_scale, (rows, columns), (1, group))
         if "weight_global_scale" in arrays:
             scale = scale / arrays["weight_global_scale"].reshape(())
         elif "weight_scale_2" in arrays:
             scale = scale * arrays["weight_scale_2"].reshape(())
-        return native.fp8_to_bf16(values, scale, block)
+        return native.nibbles_to_bf16(np.ascontiguousarray(codes).view(np.uint8), E2M1, scale, group)
 
 
 def _stored_blocks(parameters: Mapping[str, TensorSpec]) -> Stored:
@@ -97,15 +97,6 @@ def _whole_scale(codes: TensorSpec, parameters: Mapping[str, TensorSpec]) -> str
                 raise Unsupported(f"{scale} must be one F32 number")
             return name
     raise Unsupported(f"{codes.name} is NVFP4, but its weight_global_scale or weight_scale_2 is missing")
-
-
-@cache
-def _e4m3_of() -> np.ndarray:
-    """Byte → its two E2M1 numbers as E4M3 ones, side by side in a uint16."""
-    positive = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-    numbers = np.concatenate([positive, -positive]).astype(F8_E4M3).view(np.uint8)
-    every = np.arange(256)
-    return np.stack([numbers[every & 15], numbers[every >> 4]], axis=-1).view(np.uint16).reshape(256)
 
 
 @hookimpl

@@ -92,7 +92,7 @@ class SplitExperts(Preprocessor):
                 fused = projection == "gate_up" and ours != "down"
                 if projection != ours and not fused:
                     continue
-                flip = transposed and parameter == "weight"
+                flip = transposed and len(tensor.shape) == 3  # the weight and what is laid out like it
                 axis = 1 if flip else 0
                 rows = self._rows(ours, tensor, axis) if fused else slice(None)
                 cuts[f"{ours}.{parameter}"] = _Cut(role, rows, axis, flip)
