@@ -92,7 +92,8 @@ def _ordered(tensors: dict[str, TensorSpec], projections: Sequence[str]) -> dict
 
 def _common_name(tensors: dict[str, TensorSpec]) -> str:
     """``model.layers.0.mlp.experts``, of the tensors that lie below it."""
-    return next(iter(tensors.values())).name.removesuffix(".weight").rpartition(".")[0]
+    shortest = min((t.name for t in tensors.values()), key=len)
+    return shortest.removesuffix(".weight").rpartition(".")[0]
 
 
 def _is_extra(unit: UnitSpec, model: ModelConfig) -> bool:

@@ -131,7 +131,9 @@ def test_architecture_files_claim_each_model_type_once():
     for architecture in architectures():
         assert architecture.experts or architecture.fused
         assert not architecture.experts or set(architecture.projections) == {"gate", "up", "down"}
-        assert not architecture.fused or set(architecture.fused.projections) == {"gate_up", "down"}
+        assert not architecture.fused or set(architecture.fused.projections) in (
+            {"gate_up", "down"}, {"gate", "up", "down"},
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", architectures(), ids=lambda a: a.example)

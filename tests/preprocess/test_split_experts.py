@@ -5,7 +5,7 @@ import tracemalloc
 import checkpoints
 import numpy as np
 import pytest
-from checkpoints import BF16, EXPERTS, LAYERS, fuse
+from checkpoints import BF16, EXPERTS, HIDDEN, LAYERS, SIZE, fuse
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SplitExperts
 
 from ktforge import Pipeline, TensorSpec, Unit, UnitSpec, Unsupported
@@ -137,7 +137,7 @@ def test_fused_fp8_is_cut_with_its_scales(scale_of, transposed):
         ),
         (
             {"moe_intermediate_size": 100},
-            r"fit hidden size 256 and expert size 100 of config.json in neither axis order",
+            r"do not fit hidden size 256 and expert size 100 \(config.json\) in either",
         ),
     ],
 )
@@ -146,6 +146,34 @@ def test_what_cannot_be_told_is_refused(changes, message):
     unit = fused_unit({f"{p}.weight": data[f"model.layers.0.mlp.experts.{p}_proj"] for p in ("gate_up", "down")})
     with pytest.raises(Unsupported, match=message):
         bound(**changes).plan(unit.spec)
+
+
+def separate(transposed: bool, size=SIZE, hidden=HIDDEN) -> Unit:
+    """Two experts with gate and up in tensors of their own."""
+    shapes = {"gate": (2, size, hidden), "up": (2, size, hidden), "down": (2, hidden, size)}
+    arrays = {f"{p}.weight": np.random.default_rng(1).standard_normal(s).astype(BF16) for p, s in shapes.items()}
+    return fused_unit({r: np.ascontiguousarray(a.swapaxes(1, 2)) if transposed else a for r, a in arrays.items()})
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gate_and_up_may_be_apart(transposed):
+    unit = separate(transposed)
+    _, second = bound(model_type="step3p5").apply(unit)
+    for role, array in unit.tensors.items():
+        assert np.array_equal(second.tensors[role], array[1].T if transposed else array[1])
+
+
+def test_an_order_that_sizes_leave_open_is_asked_for():
+    unit = separate(False, 256, 256)
+    sizes = {"moe_intermediate_size": 256, "model_type": "step3p5"}
+    with pytest.raises(Unsupported, match=r"are both 256, .* say split-experts {order: out-in} or in-out"):
+        bound(**sizes).plan(unit.spec)
+    for order in ("out-in", "in-out"):
+        first, _ = bound(SplitExperts(order=order), **sizes).apply(unit)
+        up = unit.tensors["up.weight"][0]
+        assert np.array_equal(first.tensors["up.weight"], up if order == "out-in" else up.T)
+    with pytest.raises(Unsupported, match="in the order in-out"):
+        bound(SplitExperts(order="in-out"), model_type="step3p5").plan(separate(False).spec)
 
 
 def test_the_option_settles_what_the_model_type_does_not():
