@@ -204,7 +204,8 @@ def test_prediction_heads_are_extra(name, file):
     "parameter",
     [
         "weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "weight_zero_point",
-        "weight_shape", "weight_g_idx", "scale", "scales", "qzeros", "g_idx", "qscale_weight", "qscale_act", "input_scale",
+        "weight_shape", "weight_g_idx", "scale", "scales", "qzeros", "g_idx", "qscale_weight", "qscale_act",
+        "input_scale",
         "input_zero_point", "activation_scale",
     ],
 )  # fmt: skip

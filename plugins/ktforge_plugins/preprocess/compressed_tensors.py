@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, Preprocessor, TensorSpec, Unsupported, hookimpl
 from ktforge.grouping import canonical
@@ -32,6 +33,36 @@ class Scheme:
     group_size: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """A list of targets, taken apart once, since 70,000 names may be asked about.
+
+    Which class a module has, its name does not say; those that are quantised are linear layers, whatever a model calls
+    them, so ``classes`` says whether any class is named.
+    """
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[re.Pattern[str], ...] = ()
+    classes: bool = False
+
+    @classmethod
+    def of(cls, targets: Any) -> Targets:
+        """Raises Unsupported for a pattern that is none."""
+        words = [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else []
+        try:
+            patterns = tuple(re.compile(w[3:]) for w in words if w.startswith("re:"))
+        except re.error as error:
+            raise Unsupported(
+                f"config.json: quantization_config has a pattern that is none: {error.pattern!r}"
+            ) from None
+        classes = any(re.fullmatch(r"[A-Z]\w*", w) for w in words)
+        return cls(frozenset(words), patterns, classes)
+
+    def name(self, module: str) -> bool:
+        """Whether ``module`` is named, in full or by a pattern, with or without a wrapper's ``language_model.``."""
+        return any(n in self.names or any(p.match(n) for p in self.patterns) for n in {module, canonical(module)})
+
+
 class CompressedTensors(NumberFormat):
     """pack-quantized (int32 words, 2, 4 or 8 bits, low bits first) and int-quantized (int8) weights become BF16.
 
@@ -41,6 +72,9 @@ class CompressedTensors(NumberFormat):
     """
 
     name: ClassVar[str] = "compressed-tensors"
+
+    _ignored: Targets = PrivateAttr(default_factory=Targets)
+    _groups: list[tuple[Targets, Any]] = PrivateAttr(default_factory=list)
 
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
         packed, plain, scale = (parameters.get(p) for p in ("weight_packed", "weight", "weight_scale"))
@@ -98,46 +132,26 @@ class CompressedTensors(NumberFormat):
         zeros = None if zeros is None else zeros.T
         return integers.affine_by_input(codes.T, zeros, np.ascontiguousarray(scale.T), order)
 
+    def bind(self, config: Mapping[str, Any]) -> Self:
+        bound = super().bind(config)
+        bound._ignored = Targets.of(bound._quantization.get("ignore"))
+        bound._groups = []
+        groups = bound._quantization.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            if isinstance(group, Mapping):
+                bound._groups.append((Targets.of(group.get("targets")), group.get("weights")))
+        return bound
+
     def _scheme(self, tensor: str) -> Scheme:
         """The scheme of the config group that ``tensor`` belongs to. Raises Unsupported if there is none."""
         module = tensor.rpartition(".")[0]
-        ignored = self._quantization.get("ignore")
-        if _matches(module, ignored, classes=False):
+        if self._ignored.name(module):
             raise Unsupported(f"{tensor} is quantised, but config.json lists {module} under ignore")
-        groups = self._quantization.get("config_groups")
-        groups = list(groups.values()) if isinstance(groups, Mapping) else []
-        for classes in (False, True):  # a name goes before a class of layers
-            for group in groups:
-                if isinstance(group, Mapping) and _matches(module, group.get("targets"), classes=classes):
-                    return _scheme_of(group.get("weights"), tensor)
+        by_name = (weights for targets, weights in self._groups if targets.name(module))
+        by_class = (weights for targets, weights in self._groups if targets.classes)
+        for weights in (*by_name, *by_class):
+            return _scheme_of(weights, tensor)
         raise Unsupported(f"{tensor} is quantised, but no quantization_config.config_groups of config.json is for it")
-
-
-def _matches(module: str, targets: Any, *, classes: bool) -> bool:
-    """Whether a list of names, ``re:`` patterns and, if asked for, classes of layers is for ``module``.
-
-    Which class a module has, its name does not say; those that are quantised are linear layers, whatever a model calls
-    them.
-    """
-    for target in targets if isinstance(targets, list) else ():
-        if not isinstance(target, str):
-            continue
-        if classes:
-            if re.fullmatch(r"[A-Z]\w*", target):
-                return True
-        elif target.startswith("re:"):
-            if any(_search(target[3:], name) for name in (module, canonical(module))):
-                return True
-        elif target in (module, canonical(module)):
-            return True
-    return False
-
-
-def _search(pattern: str, name: str) -> bool:
-    try:
-        return re.match(pattern, name) is not None
-    except re.error:
-        raise Unsupported(f"config.json has a pattern in quantization_config that is none: {pattern!r}") from None
 
 
 def _scheme_of(weights: Any, tensor: str) -> Scheme:
