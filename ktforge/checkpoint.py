@@ -68,8 +68,10 @@ class CheckpointFolder:
         if index.exists():
             weight_map = self._weight_map(index)
             named = [self.path / n for n in sorted(set(weight_map.values()))]
-            mtp = [p for p in found if p not in named and is_mtp_file(p)]
-            strange = [p for p in found if p not in (*named, *mtp) and not p.name.startswith(DUPLICATE)]
+            known = set(named)
+            unnamed = [p for p in found if p not in known and not p.name.startswith(DUPLICATE)]
+            mtp = [p for p in unnamed if is_mtp_file(p)]
+            strange = [p for p in unnamed if not is_mtp_file(p)]
             problems = [f"{index} names {p.relative_to(self.path)}, which is missing: download it again" for p in named
                         if not p.is_file()]  # fmt: skip
             problems += [f"{p} is not in {index.name}: remove it, or get the index that belongs to it" for p in strange]

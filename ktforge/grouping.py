@@ -16,12 +16,8 @@ PROJECTIONS = ("gate", "up", "down")
 FUSED = ("gate_up", "gate", "up", "down")
 #: The parameter that stands for a stored weight; with the other parameters beside it, it makes one unit.
 CARRIERS = ("weight", "weight_packed", "qweight")
-#: What the formats in use store beside a weight: scales, zero points, shapes, and scales of activations.
-COMPANIONS = frozenset([
-    "weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_shape",
-    "weight_g_idx", "scale", "scales", "qzeros", "g_idx",
-    "input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale",
-])  # fmt: skip
+#: What formats store beside a weight for its sake: scales, zero points, orders of columns, the shape.
+COMPANION = re.compile(r"\w*(?:scale|zero)\w*|(?:weight_)?g_idx|weight_shape")
 _LAYER = re.compile(r"^(?:model\.)?layers\.(\d{1,6})\.")
 #: Multi-token-prediction heads under names of their own.
 _MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
@@ -94,7 +90,8 @@ def _ordered(tensors: dict[str, TensorSpec], projections: Sequence[str]) -> dict
 
 def _common_name(tensors: dict[str, TensorSpec]) -> str:
     """``model.layers.0.mlp.experts``, of the tensors that lie below it."""
-    return next(iter(tensors.values())).name.removesuffix(".weight").rpartition(".")[0]
+    shortest = min((t.name for t in tensors.values()), key=len)
+    return shortest.removesuffix(".weight").rpartition(".")[0]
 
 
 def _is_extra(unit: UnitSpec, model: ModelConfig) -> bool:
@@ -122,17 +119,21 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
 
 def _plain_units(specs: Iterable[TensorSpec]) -> Iterator[UnitSpec]:
     """Each weight with what is stored beside it for its sake, and every other tensor alone."""
-    by_name = {s.name: s for s in specs}
-    for name, spec in by_name.items():
-        stem, _, parameter = name.rpartition(".")
-        carrier = next((c for c in CARRIERS if f"{stem}.{c}" in by_name), None) if parameter in COMPANIONS else None
-        if carrier is not None:
-            continue
-        tensors = {parameter: spec}
-        if parameter in CARRIERS:
-            tensors |= {c: by_name[f"{stem}.{c}"] for c in sorted(COMPANIONS) if f"{stem}.{c}" in by_name}
-        layer = _LAYER.match(canonical(name))
-        yield UnitSpec(name, tensors, int(layer[1]) if layer else None)
+    by_stem: dict[str, dict[str, TensorSpec]] = {}
+    for spec in specs:
+        stem, _, parameter = spec.name.rpartition(".")
+        by_stem.setdefault(stem, {})[parameter] = spec
+    for parameters in by_stem.values():
+        carrier = next((c for c in CARRIERS if c in parameters), None)
+        joined = sorted(p for p in parameters if COMPANION.fullmatch(p)) if carrier else []
+        for parameter, spec in parameters.items():
+            if parameter in joined:
+                continue
+            tensors = {parameter: spec}
+            if parameter == carrier:
+                tensors |= {p: parameters[p] for p in joined}
+            layer = _LAYER.match(canonical(spec.name))
+            yield UnitSpec(spec.name, tensors, int(layer[1]) if layer else None)
 
 
 def _check_complete(grouping: Grouping, model: ModelConfig) -> None:

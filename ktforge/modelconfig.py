@@ -69,7 +69,8 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
 def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
     """Whether a layer has experts, by the rules of the model classes in transformers.
 
-    ``mlp_layer_types`` (GLM-5) and ``moe_layers`` (Llama 4) list them; ``moe_layer_freq`` as a list (MiMo) too.
+    ``mlp_layer_types`` (GLM-5), ``moe_layers`` (Llama 4) and ``moe_layers_enum`` (Step 3.5, "4,5,6") list them;
+    ``moe_layer_freq`` as a list (MiMo) too.
     Otherwise ``first_k_dense_replace`` and ``moe_layer_freq`` (DeepSeek, GLM-4.5), ``mlp_only_layers`` and
     ``decoder_sparse_step`` (Qwen), ``interleave_moe_layer_step`` (Llama 4), ``moe_layer_start_index``,
     ``moe_layer_end_index`` and ``moe_layer_interval`` (ERNIE 4.5), ``num_dense_layers`` (LFM2),
@@ -85,6 +86,9 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
         return layer < len(types) and types[layer] == "sparse"
     if isinstance(listed, list):
         return layer in listed
+    numbers = fields.get("moe_layers_enum")
+    if isinstance(numbers, str):
+        return str(layer) in [n.strip() for n in numbers.split(",")]
     if isinstance(freq, list):
         return layer < len(freq) and bool(freq[layer])
     starts = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")

@@ -206,6 +206,27 @@ def fp8_to_bf16(weight: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -
     return Fp8Blocks(weight, scale, block).make()
 
 
+def nibbles_to_bf16(codes: np.ndarray, values: np.ndarray, scale: np.ndarray, columns: int) -> np.ndarray:
+    """uint8 ``codes`` [n, k / 2], two codes of 4 bits a byte, the lower half first, as bf16 [n, k].
+
+    ``values``: float32 [16], what each code stands for; ``scale``: float32 [n, ceil(k / columns)], for so many
+    ``columns`` each. Raises ValueError for arrays that do not fit.
+    """
+    _require(codes.ndim == 2 and _is(codes, np.uint8, codes.shape), "codes must be contiguous uint8 [n, k / 2]")
+    n, k = codes.shape[0], 2 * codes.shape[1]
+    _require(columns > 0 and columns % 2 == 0, "a scale must be for an even number of columns")
+    _require(_is(values, np.float32, (16,)), "values must be contiguous float32 [16]")
+    groups = -(-k // columns)
+    _require(_is(scale, np.float32, (n, groups)), f"scale must be contiguous float32 {[n, groups]}")
+    out = np.empty((n, k), BF16)
+    status = lib.ktq_nibbles_to_bf16(
+        _pointer(codes, "uint8_t *"), n, k, _pointer(values, "float *"), _pointer(scale, "float *"), groups, columns,
+        _pointer(out, "uint16_t *"),
+    )  # fmt: skip
+    _require(status == lib.KTQ_OK, "codes and scales do not fit")
+    return out
+
+
 def to_bf16(array: np.ndarray) -> np.ndarray:
     """float16 or float32 of any shape as bf16, rounded to nearest, ties to even."""
     _require(array.dtype in (np.float16, np.float32), f"{array.dtype} is neither float16 nor float32")

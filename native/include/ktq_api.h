@@ -78,3 +78,9 @@ int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, con
  * was there before comes back with (0) and gets every other SIGBUS. Calls do not nest. */
 int ktq_catch_lost_pages(int on);
 size_t ktq_lost_pages(void);
+
+/* Codes of 4 bits, two a byte and the lower half first: w[n, k/2]. values[16] says what each code stands for, scale
+ * (row-major, scale_stride elements a row) multiplies block_cols columns of a row; rounded to the nearest bf16.
+ * k and block_cols are even; the last block of a row may be cut short. */
+int ktq_nibbles_to_bf16(const uint8_t *w, size_t n, size_t k, const float *values, const float *scale,
+                        size_t scale_stride, size_t block_cols, uint16_t *out);

@@ -125,3 +125,15 @@ int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, con
     if (!ktq_kt_amx_fits(n, k, bits) || stride < k || blocks->rows == 0 || blocks->cols == 0) return KTQ_BAD_SHAPE;
     return ktq_kt_amx_fp8_with(table(), w, n, k, stride, blocks, bits, out, scales, where);
 }
+
+int ktq_nibbles_to_bf16(const uint8_t *w, size_t n, size_t k, const float *values, const float *scale,
+                        size_t scale_stride, size_t block_cols, uint16_t *out) {
+    if (block_cols == 0 || block_cols % 2 != 0 || k % 2 != 0) return KTQ_BAD_SHAPE;
+    for (size_t row = 0; row < n; row++)
+        for (size_t col = 0; col < k; col += block_cols) {
+            size_t count = k - col < block_cols ? k - col : block_cols;
+            table()->nibble_row(w + (row * k + col) / 2, count, values, scale[row * scale_stride + col / block_cols],
+                                out + row * k + col);
+        }
+    return KTQ_OK;
+}

@@ -30,10 +30,12 @@ typedef struct ktq_table {
     uint8_t (*fp8_amax)(const uint8_t *, size_t);
     void (*kt_amx_panel_i8)(const uint16_t *, size_t, size_t, const float *, int8_t *);
     void (*kt_amx_panel_i4)(const uint16_t *, size_t, size_t, const float *, int8_t *);
+    void (*nibble_row)(const uint8_t *, size_t, const float *, float, uint16_t *);
 } ktq_table;
 
 /* Declares the functions of one instruction set. Each tile function turns 16 rows of codes, `stride` apart, into
- * one 1024-byte tile, and each untile function a tile into rows; group quantises one run; fp8_block converts n x k values that share a scale, the row functions one run of values. The amax
+ * one 1024-byte tile, and each untile function a tile into rows; group quantises one run; nibble_row converts
+ * one run of 4-bit codes; fp8_block converts n x k values that share a scale, the row functions one run of values. The amax
  * functions give the largest magnitude of a run: its bits without the sign, so a NaN is the largest. The panel functions
  * quantise 16 rows of bf16, `stride` apart, by their 16 inverse scales (only the scalar ones take infinite inverses)
  * and leave tiles that begin 2048 bytes apart. */
@@ -54,6 +56,7 @@ typedef struct ktq_table {
     uint8_t ktq_##isa##_fp8_amax(const uint8_t *, size_t);                                                            \
     void ktq_##isa##_kt_amx_panel_i8(const uint16_t *, size_t, size_t, const float *, int8_t *);                      \
     void ktq_##isa##_kt_amx_panel_i4(const uint16_t *, size_t, size_t, const float *, int8_t *);                      \
+    void ktq_##isa##_nibble_row(const uint8_t *, size_t, const float *, float, uint16_t *);                           \
     extern const ktq_table ktq_##isa##_table
 
 #define KTQ_DEFINE_TABLE(isa)                                                                                         \
@@ -73,7 +76,8 @@ typedef struct ktq_table {
                                          ktq_##isa##_bf16_amax,                                                       \
                                          ktq_##isa##_fp8_amax,                                                        \
                                          ktq_##isa##_kt_amx_panel_i8,                                                 \
-                                         ktq_##isa##_kt_amx_panel_i4}
+                                         ktq_##isa##_kt_amx_panel_i4,                                                 \
+                                         ktq_##isa##_nibble_row}
 
 KTQ_DECLARE(scalar);
 #if defined(__x86_64__)

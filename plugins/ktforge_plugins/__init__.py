@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from ktforge_plugins.loaders.auto import AutoLoader
     from ktforge_plugins.loaders.bin import BinLoader
     from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+    from ktforge_plugins.preprocess.awq import Awq
     from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
+    from ktforge_plugins.preprocess.fp4 import Fp4
     from ktforge_plugins.preprocess.fp8 import Fp8
+    from ktforge_plugins.preprocess.gptq import Gptq
     from ktforge_plugins.preprocess.moe_to_bf16 import MoeToBf16
     from ktforge_plugins.preprocess.split_experts import SplitExperts
     from ktforge_plugins.quantize.int4 import Int4
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AutoLoader": "loaders.auto",
+    "Awq": "preprocess.awq",
     "BinLoader": "loaders.bin",
     "CompressedTensors": "layouts.compressed_tensors",
     "CompressedTensorsFormat": "preprocess.compressed_tensors",
+    "Fp4": "preprocess.fp4",
     "Fp8": "preprocess.fp8",
+    "Gptq": "preprocess.gptq",
     "Int4": "quantize.int4",
     "Int8": "quantize.int8",
     "KtAmx": "layouts.kt_amx",
@@ -39,10 +45,13 @@ _MODULES = {
 
 __all__ = [
     "AutoLoader",
+    "Awq",
     "BinLoader",
     "CompressedTensors",
     "CompressedTensorsFormat",
+    "Fp4",
     "Fp8",
+    "Gptq",
     "Int4",
     "Int8",
     "KtAmx",

@@ -222,7 +222,7 @@ def test_everything_wrong_with_the_tensors_comes_at_once(tmp_path):
     folder = checkpoints.write(tmp_path / "bad", data, {**config, "num_experts": 5})
     plan = Pipeline(loader=AutoLoader(path=folder), preprocess=[MoeToBf16()], writer=MemoryWriter()).plan()
     stem = "model.layers.{}.mlp.experts.{}"
-    missing = "gate_proj.weight is FP8, but its scale (weight_scale_inv, weight_scale, scale) is missing"
+    missing = "gate_proj.weight is FP8, but its scale (weight_scale_inv, weight_scale, scale, qscale_weight) is missing"
     odd = "down_proj.weight_scale_inv is [3, 5], which is no scale for all, for rows or for blocks of [128, 128]"
     small = "gate is BF16 [256, 256], but config.json says [512, 256] (hidden size 256, expert size 512)"
     assert set(plan.problems) == {

@@ -8,7 +8,7 @@ from ktforge_plugins import Int4, KtAmx, MoeToBf16
 
 from ktforge import CheckpointError, Pipeline, TensorSpec
 from ktforge.architectures import architectures
-from ktforge.grouping import CARRIERS, COMPANIONS, group
+from ktforge.grouping import CARRIERS, group
 from ktforge.modelconfig import read_model_config
 from ktforge.tensors import BF16, DTYPES
 from ktforge.testing import MemoryLoader, MemoryWriter
@@ -135,7 +135,9 @@ def test_architecture_files_claim_each_model_type_once():
     for architecture in architectures():
         assert architecture.experts or architecture.fused
         assert not architecture.experts or set(architecture.projections) == {"gate", "up", "down"}
-        assert not architecture.fused or set(architecture.fused.projections) == {"gate_up", "down"}
+        assert not architecture.fused or set(architecture.fused.projections) in (
+            {"gate_up", "down"}, {"gate", "up", "down"},
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", architectures(), ids=lambda a: a.example)
@@ -202,7 +204,15 @@ def test_prediction_heads_are_extra(name, file):
     assert [u.name for u in grouping.extra] == [name]
 
 
-@pytest.mark.parametrize("parameter", sorted(COMPANIONS))
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        "weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "weight_zero_point",
+        "weight_shape", "weight_g_idx", "scale", "scales", "qzeros", "g_idx", "qscale_weight", "qscale_act",
+        "input_scale",
+        "input_zero_point", "activation_scale",
+    ],
+)  # fmt: skip
 def test_what_is_stored_for_a_weight_joins_it(parameter):
     for carrier in CARRIERS:
         stem = "model.layers.1.self_attn.q_proj"
@@ -211,3 +221,11 @@ def test_what_is_stored_for_a_weight_joins_it(parameter):
         units = group(made, read_model_config(checkpoints.config())).others
         (unit,) = [u for u in units if stem in u.name]
         assert list(unit.tensors) == [carrier, parameter] and unit.layer == 1
+
+
+@pytest.mark.parametrize("parameter", ["bias", "e_score_correction_bias", "A_log"])
+def test_what_is_no_part_of_a_weight_stays_alone(parameter):
+    stem = "model.layers.1.mlp.gate"
+    made = [TensorSpec(n, BF16, (4, 4)) for n in [*checkpoints.tensors(), f"{stem}.{parameter}"]]
+    units = [u for u in group(made, read_model_config(checkpoints.config())).others if u.name.startswith(stem)]
+    assert [list(u.tensors) for u in units] == [["weight"], [parameter]]

@@ -35,6 +35,7 @@ def test_the_expert_size_is_the_intermediate_size_where_there_is_no_other():
         ({"moe_layer_freq": [0, 1, 1, 0, 1, 1, 0, 1]}, {1, 2, 4, 5, 7}),
         ({"mlp_layer_types": ["dense", *["sparse"] * 7]}, {1, 2, 3, 4, 5, 6, 7}),
         ({"moe_layers": [1, 5]}, {1, 5}),
+        ({"moe_layers_enum": "3,4, 5"}, {3, 4, 5}),
         ({"interleave_moe_layer_step": 2}, {1, 3, 5, 7}),
         ({"num_dense_layers": 2}, {2, 3, 4, 5, 6, 7}),
         ({"expert_layer_period": 2, "expert_layer_offset": 1}, {1, 3, 5, 7}),

@@ -40,7 +40,7 @@ def reference(weight: np.ndarray, scale: np.ndarray) -> bytes:
     return to_numpy(made).tobytes()
 
 
-@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale", "scale"])
+@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale", "scale", "qscale_weight"])
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16, E8M0, np.uint8], ids=str)
 @pytest.mark.parametrize("shape", [(3, 5), (ROWS, 5), (ROWS, 1), (ROWS,), (1,), ()], ids=str)
 @pytest.mark.parametrize("kind", [F8, E5M2], ids=str)
@@ -74,7 +74,8 @@ def test_compressed_tensors_float_quantized(strategy):
 
 
 def test_scales_of_activations_are_dropped():
-    arrays = {"weight": random_weight(), "weight_scale": random_scale(()), "input_scale": np.float32([0.5])}
+    arrays = {"weight": random_weight(), "weight_scale": random_scale(())}
+    arrays |= dict.fromkeys(["input_scale", "qscale_act"], np.float32([0.5]))
     assert weight(Fp8(), arrays).shape == (ROWS, COLS)
 
 
@@ -92,7 +93,7 @@ def test_fused_experts_are_read_one_by_one(shape):
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
-        ({}, r"gate_proj.weight is FP8, but its scale \(weight_scale_inv, weight_scale, scale\) is missing"),
+        ({}, r"is FP8, but its scale \(weight_scale_inv, weight_scale, scale, qscale_weight\) is missing"),
         ({"weight_scale": random_scale((7, 5))}, r"weight_scale is \[7, 5\], which is no scale for all, for rows"),
         ({"weight_scale": np.ones((3, 5), np.int32)}, "weight_scale is I32; it must be F32 or F16 or BF16"),
         ({"weight_scale": random_scale(()), "weight_scale_inv": random_scale(())}, "would both be its scale"),
@@ -164,4 +165,4 @@ def test_another_weight_that_nobody_reads_is_refused():
     data["model.layers.0.self_attn.q_proj.weight"] = np.zeros((256, 128), np.uint8)
     loader = MemoryLoader(tensors=data, model=checkpoints.config())
     (problem,) = Pipeline(loader=loader, preprocess=[MoeToBf16()], writer=MemoryWriter()).plan().problems
-    assert "q_proj.weight: U8 weights (weight) are not read; BF16, FP16, FP32, fp8, compressed-tensors" in problem
+    assert "q_proj.weight: U8 weights (weight) are not read; BF16, FP16, FP32, fp8, fp4, compressed-tensors" in problem

@@ -5,7 +5,7 @@ import tracemalloc
 import checkpoints
 import numpy as np
 import pytest
-from checkpoints import BF16, EXPERTS, LAYERS, fuse
+from checkpoints import BF16, EXPERTS, HIDDEN, LAYERS, SIZE, fuse
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SplitExperts
 
 from ktforge import Pipeline, TensorSpec, Unit, UnitSpec, Unsupported
@@ -105,6 +105,29 @@ def test_what_is_stored_beside_a_weight_is_cut_with_it():
     assert second.tensors["up.bias"].tolist() == [9, 11, 13, 15]
 
 
+@pytest.mark.parametrize("scale_of", ["blocks", "rows"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_fused_fp8_is_cut_with_its_scales(scale_of, transposed):
+    """Qwen's blocks, and a number for each output as in Llama 4's FP8, whichever way the weights lie."""
+    plain, fused = {}, {}
+    for name, array in fuse(checkpoints.tensors()).items():
+        if ".experts." not in name:
+            plain[name] = fused[name] = array
+            continue
+        block = (128, 128) if scale_of == "blocks" else (1, array.shape[2])
+        made = [checkpoints.to_fp8(one, block, seed) for seed, one in enumerate(array)]
+        weight, scale = (np.stack(parts) for parts in zip(*made, strict=True))
+        spread = np.repeat(np.repeat(scale, block[0], 1), block[1], 2)
+        plain[name] = (weight.astype(np.float32) * spread).astype(BF16)
+        flip = (0, 2, 1) if transposed else (0, 1, 2)
+        fused[name] = np.ascontiguousarray(weight.transpose(flip))
+        fused[name + ("_scale_inv" if scale_of == "blocks" else "_scale")] = np.ascontiguousarray(scale.transpose(flip))
+    model_type = "llama4_text" if transposed else "qwen3_5_moe_text"
+    if transposed:
+        fused = {n.replace(".mlp.experts.", ".feed_forward.experts."): a for n, a in fused.items()}
+    same(convert(fused, model_type=model_type)[1], convert(plain, model_type="qwen3_5_moe_text")[1])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -114,7 +137,7 @@ def test_what_is_stored_beside_a_weight_is_cut_with_it():
         ),
         (
             {"moe_intermediate_size": 100},
-            r"fit hidden size 256 and expert size 100 of config.json in neither axis order",
+            r"do not fit hidden size 256 and expert size 100 \(config.json\) in either",
         ),
     ],
 )
@@ -123,6 +146,34 @@ def test_what_cannot_be_told_is_refused(changes, message):
     unit = fused_unit({f"{p}.weight": data[f"model.layers.0.mlp.experts.{p}_proj"] for p in ("gate_up", "down")})
     with pytest.raises(Unsupported, match=message):
         bound(**changes).plan(unit.spec)
+
+
+def separate(transposed: bool, size=SIZE, hidden=HIDDEN) -> Unit:
+    """Two experts with gate and up in tensors of their own."""
+    shapes = {"gate": (2, size, hidden), "up": (2, size, hidden), "down": (2, hidden, size)}
+    arrays = {f"{p}.weight": np.random.default_rng(1).standard_normal(s).astype(BF16) for p, s in shapes.items()}
+    return fused_unit({r: np.ascontiguousarray(a.swapaxes(1, 2)) if transposed else a for r, a in arrays.items()})
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gate_and_up_may_be_apart(transposed):
+    unit = separate(transposed)
+    _, second = bound(model_type="step3p5").apply(unit)
+    for role, array in unit.tensors.items():
+        assert np.array_equal(second.tensors[role], array[1].T if transposed else array[1])
+
+
+def test_an_order_that_sizes_leave_open_is_asked_for():
+    unit = separate(False, 256, 256)
+    sizes = {"moe_intermediate_size": 256, "model_type": "step3p5"}
+    with pytest.raises(Unsupported, match=r"are both 256, .* say split-experts {order: out-in} or in-out"):
+        bound(**sizes).plan(unit.spec)
+    for order in ("out-in", "in-out"):
+        first, _ = bound(SplitExperts(order=order), **sizes).apply(unit)
+        up = unit.tensors["up.weight"][0]
+        assert np.array_equal(first.tensors["up.weight"], up if order == "out-in" else up.T)
+    with pytest.raises(Unsupported, match="in the order in-out"):
+        bound(SplitExperts(order="in-out"), model_type="step3p5").plan(separate(False).spec)
 
 
 def test_the_option_settles_what_the_model_type_does_not():

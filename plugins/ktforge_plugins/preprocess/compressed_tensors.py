@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, Preprocessor, TensorSpec, Unsupported, hookimpl
 from ktforge.grouping import canonical
@@ -32,6 +33,36 @@ class Scheme:
     group_size: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """A list of targets, taken apart once, since 70,000 names may be asked about.
+
+    Which class a module has, its name does not say; those that are quantised are linear layers, whatever a model calls
+    them, so ``classes`` says whether any class is named.
+    """
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[re.Pattern[str], ...] = ()
+    classes: bool = False
+
+    @classmethod
+    def of(cls, targets: Any) -> Targets:
+        """Raises Unsupported for a pattern that is none."""
+        words = [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else []
+        try:
+            patterns = tuple(re.compile(w[3:]) for w in words if w.startswith("re:"))
+        except re.error as error:
+            raise Unsupported(
+                f"config.json: quantization_config has a pattern that is none: {error.pattern!r}"
+            ) from None
+        classes = any(re.fullmatch(r"[A-Z]\w*", w) for w in words)
+        return cls(frozenset(words), patterns, classes)
+
+    def name(self, module: str) -> bool:
+        """Whether ``module`` is named, in full or by a pattern, with or without a wrapper's ``language_model.``."""
+        return any(n in self.names or any(p.match(n) for p in self.patterns) for n in {module, canonical(module)})
+
+
 class CompressedTensorsFormat(NumberFormat):
     """pack-quantized (int32 words, 2, 4 or 8 bits, low bits first) and int-quantized (int8) weights become BF16.
 
@@ -41,6 +72,9 @@ class CompressedTensorsFormat(NumberFormat):
     """
 
     name: ClassVar[str] = "compressed-tensors"
+
+    _ignored: Targets = PrivateAttr(default_factory=Targets)
+    _groups: list[tuple[Targets, Any]] = PrivateAttr(default_factory=list)
 
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
         packed, plain, scale = (parameters.get(p) for p in ("weight_packed", "weight", "weight_scale"))
@@ -76,62 +110,48 @@ class CompressedTensorsFormat(NumberFormat):
         scale = scales.values_of(arrays["weight_scale"], stored.shape, block)
         # One number for all rows serves each of them.
         scale = np.ascontiguousarray(np.broadcast_to(scale, (rows, scale.shape[1])))
-        group_of = np.arange(columns) // block[1]
-        if GROUPS in arrays and (arrays[GROUPS] >= 0).all():  # -1 where no order was ever chosen
-            group_of = _group_order(arrays[GROUPS], scale.shape[1], parameters[GROUPS])
-        elif "weight_packed" in arrays and ZERO not in arrays:
+        if "weight_packed" in arrays and not {ZERO, GROUPS} & arrays.keys():
             return integers.symmetric(arrays["weight_packed"], scheme.bits, columns, scale, block[1])
-        zeros = arrays.get(ZERO)
         offset = 1 << (scheme.bits - 1)
+        zeros = arrays.get(ZERO)
         if zeros is not None and zeros.dtype == I32:  # packed along the rows
             zeros = integers.unpacked(zeros.T, scheme.bits)[:, :rows].T.astype(np.int16) - offset
         if zeros is not None:
             zeros = np.broadcast_to(zeros.reshape(-1, scale.shape[1]), scale.shape)
-        if "weight" in arrays:
-            return integers.affine(arrays["weight"], zeros, scale, group_of)
-        codes = integers.unpacked(arrays["weight_packed"], scheme.bits)[:, :columns].astype(np.int16) - offset
-        return integers.affine(codes, zeros, scale, group_of)
+        codes = arrays.get("weight")
+        if codes is None:
+            codes = integers.unpacked(arrays["weight_packed"], scheme.bits)[:, :columns].astype(np.int16) - offset
+        order = arrays.get(GROUPS)
+        if order is None or (order < 0).all():  # -1 where no order was ever chosen
+            return integers.affine(codes, zeros, scale)
+        if order.min() < 0 or order.max() >= scale.shape[1]:
+            tensor = parameters[GROUPS]
+            raise CheckpointError(
+                f"{tensor.file or 'the checkpoint'}: {tensor.name} points to a group outside the {scale.shape[1]}"
+            )
+        zeros = None if zeros is None else zeros.T
+        return integers.affine_by_input(codes.T, zeros, np.ascontiguousarray(scale.T), order)
+
+    def bind(self, config: Mapping[str, Any]) -> Self:
+        bound = super().bind(config)
+        bound._ignored = Targets.of(bound._quantization.get("ignore"))
+        bound._groups = []
+        groups = bound._quantization.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            if isinstance(group, Mapping):
+                bound._groups.append((Targets.of(group.get("targets")), group.get("weights")))
+        return bound
 
     def _scheme(self, tensor: str) -> Scheme:
         """The scheme of the config group that ``tensor`` belongs to. Raises Unsupported if there is none."""
         module = tensor.rpartition(".")[0]
-        ignored = self._quantization.get("ignore")
-        if _matches(module, ignored, classes=False):
+        if self._ignored.name(module):
             raise Unsupported(f"{tensor} is quantised, but config.json lists {module} under ignore")
-        groups = self._quantization.get("config_groups")
-        groups = list(groups.values()) if isinstance(groups, Mapping) else []
-        for classes in (False, True):  # a name goes before a class of layers
-            for group in groups:
-                if isinstance(group, Mapping) and _matches(module, group.get("targets"), classes=classes):
-                    return _scheme_of(group.get("weights"), tensor)
+        by_name = (weights for targets, weights in self._groups if targets.name(module))
+        by_class = (weights for targets, weights in self._groups if targets.classes)
+        for weights in (*by_name, *by_class):
+            return _scheme_of(weights, tensor)
         raise Unsupported(f"{tensor} is quantised, but no quantization_config.config_groups of config.json is for it")
-
-
-def _matches(module: str, targets: Any, *, classes: bool) -> bool:
-    """Whether a list of names, ``re:`` patterns and, if asked for, classes of layers is for ``module``.
-
-    Which class a module has, its name does not say; those that are quantised are linear layers, whatever a model calls
-    them.
-    """
-    for target in targets if isinstance(targets, list) else ():
-        if not isinstance(target, str):
-            continue
-        if classes:
-            if re.fullmatch(r"[A-Z]\w*", target):
-                return True
-        elif target.startswith("re:"):
-            if any(_search(target[3:], name) for name in (module, canonical(module))):
-                return True
-        elif target in (module, canonical(module)):
-            return True
-    return False
-
-
-def _search(pattern: str, name: str) -> bool:
-    try:
-        return re.match(pattern, name) is not None
-    except re.error:
-        raise Unsupported(f"config.json has a pattern in quantization_config that is none: {pattern!r}") from None
 
 
 def _scheme_of(weights: Any, tensor: str) -> Scheme:
@@ -187,14 +207,6 @@ def _problems(
     stated = parameters.get(SHAPE)
     if stated is not None and (stated.dtype.kind != "i" or stated.shape != (2,)):
         yield f"{stated} must be two integers, not {dtype_name(stated.dtype)}"
-
-
-def _group_order(order: np.ndarray, groups: int, spec: TensorSpec) -> np.ndarray:
-    if order.max(initial=0) >= groups:
-        raise CheckpointError(
-            f"{spec.file or 'the checkpoint'}: {spec.name} points to group {order.max()}; there are {groups}"
-        )
-    return order
 
 
 @hookimpl

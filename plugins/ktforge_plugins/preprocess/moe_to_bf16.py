@@ -12,8 +12,11 @@ from pydantic import PrivateAttr
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
 from ktforge.lazy import LazyTensors, pending
 from ktforge.tensors import BF16, dtype_name
+from ktforge_plugins.preprocess.awq import Awq
 from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
+from ktforge_plugins.preprocess.fp4 import Fp4
 from ktforge_plugins.preprocess.fp8 import Fp8
+from ktforge_plugins.preprocess.gptq import Gptq
 from ktforge_plugins.preprocess.number_format import (
     ACTIVATION,
     NumberFormat,
@@ -23,7 +26,7 @@ from ktforge_plugins.preprocess.number_format import (
 )
 
 #: The formats that are asked, in this order; each is a preprocessor of its own, too.
-FORMATS: tuple[type[NumberFormat], ...] = (Fp8, CompressedTensorsFormat)
+FORMATS: tuple[type[NumberFormat], ...] = (Fp8, Fp4, CompressedTensorsFormat, Gptq, Awq)
 #: What an expert's projection may have beside its weight; a bias passes through.
 KNOWN = {"weight", "bias"} | ACTIVATION
 _FLOATS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F8_E4M3": "fp8"}

@@ -15,7 +15,9 @@ from ktforge.lazy import LazyTensors, Pending
 from ktforge.tensors import BF16
 
 #: Scales of activations: of no use once a weight is BF16.
-ACTIVATION = frozenset(["input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale"])
+ACTIVATION = frozenset(
+    ["input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act"]
+)
 
 
 @dataclass(frozen=True, slots=True)

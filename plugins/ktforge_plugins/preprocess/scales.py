@@ -10,8 +10,8 @@ import numpy as np
 from ktforge import TensorSpec, Unsupported, native
 from ktforge.tensors import BF16, DTYPES, dtype_name
 
-#: Names in use for the scale of a weight: DeepSeek's, compressed-tensors', DeepSeek-V4's.
-NAMES = ("weight_scale_inv", "weight_scale", "scale")
+#: Names in use for the scale of a weight: DeepSeek's, compressed-tensors', DeepSeek-V4's, Mistral's.
+NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BF16)
 E8M0 = DTYPES["F8_E8M0"]
 U8 = DTYPES["U8"]

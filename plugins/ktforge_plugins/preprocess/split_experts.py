@@ -35,12 +35,14 @@ class SplitExperts(Preprocessor):
     """Fused experts, [E, 2I, H] with [E, H, I] or transposed, become experts with gate, up and down.
 
     Which of the two it is, hidden and expert size of config.json say: both tensors together leave no doubt, since
-    2I = H and I = H cannot both be. ``gate_up`` says how gate and up share a tensor; ``auto`` asks the architecture
-    files. Tensors are cut as views, so that only what the next stage reads of a large tensor is in memory.
+    2I = H and I = H cannot both be; where gate and up are apart and I = H, ``order`` must say it. ``gate_up`` says how
+    gate and up share a tensor; ``auto`` asks the architecture files. Tensors are cut as views, so that only what the
+    next stage reads of a large tensor is in memory.
     """
 
     name: ClassVar[str] = "split-experts"
     gate_up: Literal["auto", "halves", "interleaved"] = "auto"
+    order: Literal["auto", "out-in", "in-out"] = "auto"
 
     _model: ModelConfig | None = PrivateAttr(default=None)
 
@@ -92,7 +94,7 @@ class SplitExperts(Preprocessor):
                 fused = projection == "gate_up" and ours != "down"
                 if projection != ours and not fused:
                     continue
-                flip = transposed and parameter == "weight"
+                flip = transposed and len(tensor.shape) == 3  # the weight and what is laid out like it
                 axis = 1 if flip else 0
                 rows = self._rows(ours, tensor, axis) if fused else slice(None)
                 cuts[f"{ours}.{parameter}"] = _Cut(role, rows, axis, flip)
@@ -104,20 +106,27 @@ class SplitExperts(Preprocessor):
         size, hidden = self._model.expert_size, self._model.hidden
         wide = {"gate_up": 2 * size, "gate": size, "up": size}
         weights = {r.partition(".")[0]: t for r, t in unit.tensors.items() if r.endswith(".weight")}
-        fitting = []
-        for transposed in (False, True):
-            for projection, tensor in weights.items():
-                shape = (wide[projection], hidden) if projection in wide else (hidden, size)
-                if tensor.shape[1:] != (shape[::-1] if transposed else shape):
-                    break
-            else:
-                fitting.append(transposed)
+        if not weights:
+            return False
+
+        def fits(transposed: bool) -> bool:
+            shapes = {p: (wide[p], hidden) if p in wide else (hidden, size) for p in weights}
+            return all(t.shape[1:] == (shapes[p][::-1] if transposed else shapes[p]) for p, t in weights.items())
+
+        tried = {"auto": (False, True), "out-in": (False,), "in-out": (True,)}[self.order]
+        fitting = [transposed for transposed in tried if fits(transposed)]
         if not fitting:
             shapes = " and ".join(map(str, weights.values()))
+            which = "either axis order" if self.order == "auto" else f"the order {self.order}"
             raise Unsupported(
-                f"{shapes} fit hidden size {hidden} and expert size {size} of config.json in neither axis order"
+                f"{shapes} do not fit hidden size {hidden} and expert size {size} (config.json) in {which}"
             )
-        return fitting == [True]
+        if len(fitting) > 1:
+            raise Unsupported(
+                f"hidden and expert size are both {size}, so the axis order of {', '.join(weights)} is not known: "
+                f"say {self.name} {{order: out-in}} or in-out"
+            )
+        return fitting[0]
 
     def _rows(self, projection: str, tensor: TensorSpec, axis: int) -> slice:
         assert self._model is not None

@@ -1,0 +1,127 @@
+"""GPTQ and AWQ against their formulas, packed and worked out once more here: no library that does is a dependency."""
+
+import numpy as np
+import pytest
+from checkpoints import BF16
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ktforge_plugins import Awq, Gptq, MoeToBf16
+from preprocess.units import weight, weight_unit
+
+from ktforge import CheckpointError, Unsupported
+
+
+def packed(codes: np.ndarray, bits: int, axis: int, order=None) -> np.ndarray:
+    """int32 words of ``codes`` along an axis; place i of a word takes the code at ``order[i]``."""
+    count = 32 // bits
+    order = order or range(count)
+    moved = np.moveaxis(codes, axis, -1)
+    words = np.zeros((*moved.shape[:-1], moved.shape[-1] // count), np.uint32)
+    for i, source in enumerate(order):
+        words |= moved[..., source::count].astype(np.uint32) << np.uint32(bits * i)
+    return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+
+
+def random_parts(bits, rows, columns, groups, dtype, seed=0, symmetric=False):
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, 1 << bits, (columns, rows), np.uint8)
+    zeros = np.full((groups, rows), 1 << (bits - 1), np.uint8)
+    if not symmetric:
+        zeros = random.integers(0, 1 << bits, (groups, rows), np.uint8)
+    scale = (random.random((groups, rows)) * 0.02 + 1e-4).astype(dtype)
+    return codes, zeros, scale
+
+
+def expected(codes, zeros, scale, group_of) -> np.ndarray:
+    value = codes.astype(np.float64) - zeros[group_of].astype(np.float64)
+    return np.ascontiguousarray((value * scale[group_of].astype(np.float64)).astype(np.float32).T.astype(BF16))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("version", [None, "gptq", "gptq_v2"])
+@pytest.mark.parametrize("order", ["none", "plain", "desc_act"])
+@pytest.mark.parametrize("dtype", [np.float16, BF16], ids=str)
+def test_gptq(bits, symmetric, version, order, dtype):
+    rows, columns, groups = 32, 128, 4
+    codes, zeros, scale = random_parts(bits, rows, columns, groups, dtype, symmetric=symmetric)
+    group_of = np.arange(columns) // (columns // groups)
+    if order == "desc_act":
+        group_of = np.random.default_rng(2).permutation(group_of)
+    first = version != "gptq_v2"
+    stored_zeros = (zeros.astype(int) - first) % (1 << bits)
+    arrays = {
+        "qweight": packed(codes, bits, 0), "qzeros": packed(stored_zeros, bits, 1), "scales": scale,
+        "g_idx": group_of.astype(np.int32),
+    }  # fmt: skip
+    if order == "none":
+        del arrays["g_idx"]
+    quantization = {"quant_method": "gptq", "bits": bits} | ({"checkpoint_format": version} if version else {})
+    got = weight(Gptq(), arrays, {"quantization_config": quantization})
+    assert got.tobytes() == expected(codes, zeros, scale, group_of).tobytes()
+    assert weight(MoeToBf16(), arrays, {"quantization_config": quantization}).tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize(("bits", "order"), [(4, (0, 2, 4, 6, 1, 3, 5, 7)), (8, (0, 2, 1, 3))])
+@pytest.mark.parametrize("dtype", [np.float16, BF16], ids=str)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_awq(bits, order, dtype, groups):
+    rows, columns = 64, 96
+    codes, zeros, scale = random_parts(bits, rows, columns, groups, dtype)
+    arrays = {"qweight": packed(codes, bits, 1, order), "qzeros": packed(zeros, bits, 1, order), "scales": scale}
+    config = {"quantization_config": {"quant_method": "awq", "bits": bits, "version": "GEMM"}}
+    got = weight(Awq(), arrays, config)
+    assert got.tobytes() == expected(codes, zeros, scale, np.arange(columns) // (columns // groups)).tobytes()
+    assert weight(MoeToBf16(), arrays, config).tobytes() == got.tobytes()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 4]), st.integers(0, 99))
+def test_any_shape(eights_of_rows, eights_of_groups, groups, seed):
+    rows, columns = 8 * eights_of_rows, 8 * eights_of_groups * groups
+    codes, zeros, scale = random_parts(4, rows, columns, groups, np.float16, seed)
+    want = expected(codes, zeros, scale, np.arange(columns) // (columns // groups)).tobytes()
+    gptq = {"qweight": packed(codes, 4, 0), "qzeros": packed(zeros, 4, 1), "scales": scale}
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}}
+    assert weight(MoeToBf16(), gptq, config).tobytes() == want
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    awq = {"qweight": packed(codes, 4, 1, order), "qzeros": packed(zeros, 4, 1, order), "scales": scale}
+    assert weight(MoeToBf16(), awq, {"quantization_config": {"quant_method": "awq", "bits": 4}}).tobytes() == want
+
+
+I32 = np.int32
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "quantization", "message"),
+    [
+        (Gptq, {"scales": None}, {}, "qweight is packed, but scales are missing"),
+        (Gptq, {"qzeros": None, "scales": None}, {}, "but qzeros and scales are missing"),
+        (Gptq, {}, {"bits": 3}, "has 3 bits by config.json; gptq reads 2, 4 and 8"),
+        (Gptq, {}, {"bits": None}, "has unknown bits by config.json"),
+        (Gptq, {}, {"checkpoint_format": "marlin"}, "is of checkpoint_format 'marlin'; gptq reads gptq and gptq_v2"),
+        (Gptq, {"qzeros": np.zeros((4, 3), I32)}, {}, r"qzeros \(I32 \[4, 3\]\) does not fit .*scales .* in 4 bits"),
+        (Gptq, {"g_idx": np.zeros(3, I32)}, {}, r"g_idx .* must be integers \[128\]"),
+        (Gptq, {"scales": np.ones((5, 32), np.float16), "qzeros": np.ones((5, 4), I32)}, {}, "there is no g_idx"),
+        (Awq, {"qzeros": None}, {}, "qweight is packed, but qzeros are missing"),
+        (Awq, {"scales": np.ones((4, 33), np.float16)}, {}, "does not fit .*qweight .* in 4 or 8 bits"),
+        (Awq, {}, {"version": "gemv"}, "is of AWQ's version gemv; awq reads gemm"),
+    ],
+)
+def test_what_does_not_fit_is_refused(stage, change, quantization, message):
+    shape = (16, 32) if stage is Gptq else (128, 4)
+    arrays = {"qweight": np.zeros(shape, I32), "qzeros": np.zeros((4, 4), I32), "scales": np.ones((4, 32), np.float16)}
+    arrays = {n: a for n, a in (arrays | change).items() if a is not None}
+    config = {"quantization_config": {"quant_method": stage.name, "bits": 4, **quantization}}
+    with pytest.raises(Unsupported, match=message):
+        stage().bind(config).plan(weight_unit(arrays).spec)
+
+
+def test_an_order_that_points_nowhere_is_an_error():
+    arrays = {
+        "qweight": np.zeros((16, 32), I32),
+        "qzeros": np.zeros((4, 4), I32),
+        "scales": np.ones((4, 32), np.float16),
+    }
+    with pytest.raises(CheckpointError, match="g_idx points to a group outside the 4"):
+        weight(Gptq(), arrays | {"g_idx": np.full(128, 4, I32)}, {"quantization_config": {"bits": 4}})
