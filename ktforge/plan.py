@@ -13,6 +13,7 @@ from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_shapes, group
 from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge.names import check_specs
 from ktforge.registry import blame
 from ktforge.stages import Preprocessor
 from ktforge.tensors import FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
@@ -122,6 +123,7 @@ def make_plan(pipeline: Pipeline) -> Plan:
         config = loader.config()
         specs = list(loader.scan())
         side_files, sources = tuple(loader.side_files()), tuple(loader.sources())
+    check_specs(specs)
     model = read_model_config(config)
     grouping = group(specs, model)
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
