@@ -269,6 +269,7 @@ def test_a_tensor_larger_than_its_file(bin_folder):
     assert "a has 4,398,046,511,104 bytes, its storage 4" in refused(lambda: convert(bin_folder, BinLoader))
 
 
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer takes terabytes of addresses")
 def test_memory_stays_bounded(folder):
     """A process that may have 3 GB of addresses does not run into that."""
     script = (
