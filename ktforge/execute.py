@@ -49,7 +49,13 @@ def execute(
         def work(planned: PlannedUnit) -> None:
             started = time.perf_counter()
             _run_unit(plan, planned, WatchedSink(sink, watch, planned.source))
-            hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
+            try:
+                hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
+            except Exception as error:
+                raise PluginError(
+                    f"an observer of ktforge_unit_written failed on {planned.source.name}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
 
         kept = [u for u in plan.units if all(sink.has(t) for r in u.results for t in r.outputs)]
         if kept:

@@ -59,7 +59,7 @@ def test_a_value_of_config_json_is_another(small, tmp_path, value, data):
         assert loader_accepts(out)
 
 
-@FEW
+@settings(FEW, max_examples=15)
 @given(st.data())
 def test_a_journal_that_is_cut_off_costs_only_work(small, tmp_path, data):
     out = tmp_path / "out"
