@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ MANIFEST = "ktforge_manifest.json"
 #: Lies in an output of ktforge that is not finished, and is no safetensors file, so that loaders fail on it.
 UNFINISHED = "UNFINISHED.safetensors"
 #: A config or index larger than this is no config or index.
+CONFIG_LIMIT = 10 * 1000 * 1000
 JSON_LIMIT = 100 * 1000 * 1000
 #: A second copy of the weights under the publisher's own names, beside the shards of Hugging Face.
 DUPLICATE = "consolidated"
@@ -54,7 +56,8 @@ class CheckpointFolder:
     def config(self) -> dict[str, Any]:
         """The parsed config.json."""
         self.check()
-        return read_json(self.path / CONFIG)
+        check_inside(self.path, self.path / CONFIG)
+        return read_json(self.path / CONFIG, CONFIG_LIMIT)
 
     def weight_files(self, pattern: str, index_name: str) -> tuple[list[Path], dict[str, str] | None]:
         """The weight files and, if there is an index, its tensor name → file name.
@@ -64,7 +67,7 @@ class CheckpointFolder:
         """
         self.check()
         index = self.path / index_name
-        found = sorted(self.path.glob(pattern))
+        found = sorted(p for p in self.path.glob(pattern) if _is_file(p) or p.is_symlink())  # no pipes
         if index.exists():
             weight_map = self._weight_map(index)
             named = [self.path / n for n in sorted(set(weight_map.values()))]
@@ -72,8 +75,8 @@ class CheckpointFolder:
             unnamed = [p for p in found if p not in known and not p.name.startswith(DUPLICATE)]
             mtp = [p for p in unnamed if is_mtp_file(p)]
             strange = [p for p in unnamed if not is_mtp_file(p)]
-            problems = [f"{index} names {p.relative_to(self.path)}, which is missing: download it again" for p in named
-                        if not p.is_file()]  # fmt: skip
+            problems = [f"{index} names {str(p.relative_to(self.path))[:200]}, which is missing: download it again"
+                        for p in named if not _is_file(p)]  # fmt: skip
             problems += [f"{p} is not in {index.name}: remove it, or get the index that belongs to it" for p in strange]
             files = [*named, *mtp]
         else:
@@ -83,7 +86,10 @@ class CheckpointFolder:
             problems += [f"{p} is a link to nothing: download it again" for p in files if not p.exists()]
         problems += [pointer for p in files if (pointer := pointer_problem(p))]
         if problems:
-            raise CheckpointError(*problems)
+            more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
+            raise CheckpointError(*problems[:20], *more)
+        for path in files:
+            check_inside(self.path, path)
         if not files:
             self._point_below(pattern)
         return files, weight_map
@@ -102,7 +108,7 @@ class CheckpointFolder:
             raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
         for name in set(weight_map.values()):
             if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
-                raise CheckpointError(f"{index} points outside its folder, to {name!r}")
+                raise CheckpointError(f"{index} points outside its folder, to {name[:200]!r}")
         return weight_map
 
     def side_files(self) -> list[Path]:
@@ -117,6 +123,7 @@ class CheckpointFolder:
             if pointer := pointer_problem(path):
                 pointers.append(pointer)
             if str(relative) not in (CONFIG, MANIFEST):
+                check_inside(self.path, path)
                 found.append(relative)
         if pointers:
             raise CheckpointError(*pointers)
@@ -150,6 +157,7 @@ def merge_scans(
         elif place_found != file_name and folder / place_found != folder / file_name:
             problems.append(f"the index places {name} in {folder / file_name}, but it is in {seen[name].file}")
     if problems:
+        problems = [p if len(p) < 500 else p[:500] + "..." for p in problems]
         more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
         raise CheckpointError(*problems[:20], *more)
     return iter(seen.values())
@@ -162,7 +170,7 @@ def is_mtp_file(path: Path) -> bool:
 
 def pointer_problem(path: Path) -> str | None:
     """What to say about a Git-LFS pointer in place of a file; None for anything else."""
-    if not path.is_file() or path.stat().st_size > POINTER_LIMIT:
+    if not _is_file(path) or path.stat().st_size > POINTER_LIMIT:
         return None
     with path.open("rb") as opened:
         if opened.read(len(POINTER)) != POINTER:
@@ -184,20 +192,55 @@ def _missing_shards(files: Sequence[Path]) -> list[str]:
     ]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or CheckpointError."""
+def _is_file(path: Path) -> bool:
     try:
-        if path.stat().st_size > JSON_LIMIT:
+        return path.is_file()
+    except OSError:  # such as a name that is longer than the system allows
+        return False
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """Raises CheckpointError for a symbolic link out of the checkpoint, which could bring any file into the output.
+
+    The hub's cache is of such links: ``snapshots/<revision>/<file>`` leads to ``blobs/<hash>`` beside ``snapshots``.
+    """
+    here, target = folder.resolve(), path.resolve()
+    blobs = here.parent.parent / "blobs"
+    if not target.is_relative_to(here) and not (here.parent.name == "snapshots" and target.is_relative_to(blobs)):
+        raise CheckpointError(f"{path} is a link to {target}, outside the checkpoint: put the file itself there")
+
+
+def parse_json(text: bytes) -> Any:
+    """Strict JSON: raises ValueError for a key that an object has twice, and for NaN; RecursionError if too deep."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise ValueError("a key stands there twice")
+        return made
+
+    def number(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON number")
+
+    return json.loads(text, object_pairs_hook=unique, parse_constant=number)
+
+
+def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
+    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(f"{path} is not a file")
+        if path.stat().st_size > limit:
             raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
         if pointer := pointer_problem(path):
             raise CheckpointError(pointer)
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {str(error)[:200]}") from error
+        raise CheckpointError(f"{path} is not JSON: {str(error)[:200]}: download it again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 
 class KtforgeError(Exception):
@@ -51,7 +52,10 @@ class Problems:
             self.add(message)
 
     def lines(self) -> tuple[str, ...]:
-        return tuple(self._line(message, units) for message, units in self._units.items())
+        """One line a refusal, 100 at most."""
+        lines = [self._line(message, units) for message, units in islice(self._units.items(), 100)]
+        more = [f"and {len(self._units) - 100:,} more refusals"] if len(self._units) > 100 else []
+        return (*lines, *more)
 
     @staticmethod
     def _line(message: str, units: list[str]) -> str:

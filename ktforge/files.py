@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ktforge import fileio
+from ktforge.errors import CheckpointError
 
 #: Bytes of a file that is copied, at a time.
 CHUNK = 1 << 20
@@ -81,8 +82,12 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copies the content of ``source``, synced."""
-    with source.open("rb") as opened:
+    """Copies the content of ``source``, synced. Raises CheckpointError if that cannot be read."""
+    try:
+        opened = source.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
+    with opened:
         descriptor = create(path, 0)
         try:
             offset = 0

@@ -43,9 +43,9 @@ class Journal:
         self.written: dict[str, str] = {}
         self._end = 0
         if path.is_file():
-            for line in _whole_lines(path.read_bytes()):
+            for line, record in _whole_lines(path.read_bytes()):
                 self._end += len(line)
-                self._take(json.loads(line))
+                self._take(record)
         self._descriptor: int | None = None
 
     def begin(self, fingerprint: dict[str, Any], *, overwrite: bool) -> None:
@@ -83,19 +83,27 @@ class Journal:
                     f"{self.path.parent.parent} was begun by a ktforge that keeps another journal: "
                     "finish it with that one, or remove " + str(self.path.parent)
                 )
-            self.fingerprint, self.overwrite = record["fingerprint"], record["overwrite"]
+            self.fingerprint, self.overwrite = record.get("fingerprint", {}), record.get("overwrite", False)
         self.written.update(record.get("written", {}))
         self.staged |= record.get("staged", False)
 
 
-def _whole_lines(content: bytes) -> Iterator[bytes]:
+#: What the entries of a line are.
+_TYPES = {"journal": str, "overwrite": bool, "fingerprint": dict, "written": dict, "staged": bool}
+
+
+def _whole_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines and what they say, up to the first one that is cut off or not of this journal's form."""
     for line in content.splitlines(keepends=True):
         try:
-            if not line.endswith(b"\n") or not isinstance(json.loads(line), dict):
-                return
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             return
-        yield line
+        if not line.endswith(b"\n") or not isinstance(record, dict):
+            return
+        if not all(isinstance(value, _TYPES.get(key, object)) for key, value in record.items()):
+            return
+        yield line, record
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:

@@ -17,6 +17,10 @@ LAYER_COUNT = ("num_hidden_layers",)
 NESTED = ("text_config", "language_config", "llm_config")
 #: No model has a million of anything counted here; a larger number is a broken file.
 LIMIT = 1_000_000
+#: The same for experts of a layer and for layers: 100 times what the largest models have.
+COUNT_LIMIT = 50_000
+#: Fields that list layers.
+LISTS = ("mlp_only_layers", "moe_layers")
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,16 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
     for key in NESTED:
         if isinstance(config.get(key), Mapping):
             fields.update({k: v for k, v in config[key].items() if v is not None})
+    for key in LISTS:
+        if isinstance(fields.get(key), list):  # looked up once a layer, so a long list must not be searched each time
+            fields[key] = frozenset(n for n in fields[key] if isinstance(n, int))
     problems: list[str] = []
 
-    def number(names: tuple[str, ...], required: bool, agree: bool = False) -> int:
+    def number(names: tuple[str, ...], required: bool, agree: bool = False, limit: int = LIMIT) -> int:
         found = {n: fields[n] for n in names if fields.get(n) is not None}
         for name, value in found.items():
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LIMIT:
-                problems.append(f"config.json: {name} is {_short(value)}; it must be a whole number up to {LIMIT:,}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
+                problems.append(f"config.json: {name} is {_short(value)}; it must be a whole number up to {limit:,}")
                 return 0
         if agree and len(set(found.values())) > 1:
             problems.append(
@@ -53,8 +60,8 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
             problems.append(f"config.json has no {' or '.join(names)}")
         return next(iter(found.values()), 0)
 
-    experts = number(EXPERT_COUNT, required=False, agree=True)
-    layers = number(LAYER_COUNT, required=True)
+    experts = number(EXPERT_COUNT, required=False, agree=True, limit=COUNT_LIMIT)
+    layers = number(LAYER_COUNT, required=True, limit=COUNT_LIMIT)
     hidden = number(HIDDEN_SIZE, required=True)
     expert_size = number(EXPERT_SIZE, required=experts > 0) if experts else 0
     moe_layers = frozenset(i for i in range(layers) if _is_moe_layer(i, fields)) if experts and not problems else ()
@@ -84,7 +91,7 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
     types, listed, freq = (fields.get(n) for n in ("mlp_layer_types", "moe_layers", "moe_layer_freq"))
     if isinstance(types, list):
         return layer < len(types) and types[layer] == "sparse"
-    if isinstance(listed, list):
+    if isinstance(listed, frozenset):
         return layer in listed
     numbers = fields.get("moe_layers_enum")
     if isinstance(numbers, str):
@@ -98,7 +105,7 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
     if end >= 0 and layer > end:
         return False
     dense = fields.get("mlp_only_layers")
-    if isinstance(dense, list) and layer in dense:
+    if isinstance(dense, frozenset) and layer in dense:
         return False
     if layer % max(1, count("moe_layer_freq", 1)):
         return False

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ktforge.errors import CheckpointError
 from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge.names import check_specs
 from ktforge.registry import blame
 from ktforge.stages import Loader
 from ktforge.tensors import SourceFile, TensorSpec
@@ -41,9 +42,15 @@ def read_source(loader: Loader) -> Source:
     with blame(loader, "its checkpoint"):
         config = attempt(loader.config)
         model = attempt(lambda: read_model_config(config)) if config is not None else None
-        tensors = attempt(lambda: tuple(loader.scan()))
+        tensors = attempt(lambda: _scanned(loader))
         side_files = attempt(lambda: tuple(loader.side_files()))
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
     if config is None or model is None or tensors is None or side_files is None or files is None:
         raise CheckpointError(*problems)
     return Source(config, model, tensors, side_files, files)
+
+
+def _scanned(loader: Loader) -> tuple[TensorSpec, ...]:
+    specs = tuple(loader.scan())
+    check_specs(specs)
+    return specs

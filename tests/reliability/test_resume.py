@@ -162,6 +162,29 @@ def test_an_error_leaves_what_was_made(copy, out):
     assert len(seen.resumed) == 5
 
 
+def test_an_observer_that_fails_stops_the_run(copy, out):
+    class Fails:
+        @hookimpl
+        def ktforge_unit_written(self, spec):
+            raise KeyError(spec.name)
+
+    with pytest.raises(PluginError, match=r"^an observer of ktforge_unit_written failed on model\.\S+: KeyError"):
+        convert(copy, out, Disk(), registry=Registry(Fails()))
+    assert output.is_unfinished(out)
+
+
+def test_a_side_file_that_is_gone_by_the_end(copy, out):
+    class Removes(KtAmx):
+        def pack(self, unit, buffers):
+            super().pack(unit, buffers)
+            (copy / "tokenizer.json").unlink(missing_ok=True)
+
+    removing = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Removes(threadpool_count=1)})
+    with pytest.raises(CheckpointError, match=r"tokenizer.json cannot be read: No such file"):
+        removing.run()
+    assert output.is_unfinished(out)
+
+
 def test_a_link_in_the_place_of_a_file_is_not_followed(copy, out, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")

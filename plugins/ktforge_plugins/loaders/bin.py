@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PATTERN = "pytorch_model*.bin"
 INDEX = "pytorch_model.bin.index.json"
+#: Bytes; the pickle holds names and places only, about 200 bytes a tensor.
+PICKLE_LIMIT = 100 * 1000 * 1000
 
 
 class BinLoader(Loader):
@@ -97,6 +99,7 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
             f"{file} is not a whole torch.save archive (cut short, or written before PyTorch 1.6): "
             "download it again, or load and save it with a current PyTorch"
         )
+    _check_archive(file)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -105,12 +108,37 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
             "convert it to safetensors where you trust it"
         ) from error
     except Exception as error:  # torch raises RuntimeError, EOFError, KeyError … for broken archives
-        raise CheckpointError(f"{file} cannot be read by torch: {str(error).splitlines()[0][:200]}") from error
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise CheckpointError(f"{file} cannot be read by torch: {reason}: download it again") from error
     if not isinstance(state, dict) or not all(
         isinstance(k, str) and isinstance(v, torch.Tensor) and v.layout is torch.strided for k, v in state.items()
     ):
         raise CheckpointError(f"{file} is not a plain state dict of dense tensors: save model.state_dict() instead")
+    for name, tensor in state.items():
+        size = tensor.numel() * tensor.element_size()
+        if tensor.device.type != "cpu" or size > tensor.untyped_storage().nbytes():
+            raise CheckpointError(
+                f"{file}: {name[:200]} has {size:,} bytes, its storage {tensor.untyped_storage().nbytes():,}: "
+                "save a contiguous copy instead"
+            )
     return dict(state)
+
+
+def _check_archive(file: Path) -> None:
+    """Refuses what torch would unpack into memory: torch.save compresses nothing, so every entry is as long inside."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{file} is not a whole torch.save archive: {error}; download it again") from error
+    packed = next((e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise CheckpointError(
+            f"{file} is compressed ({packed[:200]}), which torch.save never does: load and save it again"
+        )
+    pickles = [e for e in entries if e.filename.endswith("/data.pkl")]
+    if len(pickles) != 1 or pickles[0].file_size > PICKLE_LIMIT:
+        raise CheckpointError(f"{file} has no data.pkl as torch.save writes it: download it again")
 
 
 def _pickle_bytes(file: Path) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import threading
@@ -16,7 +15,7 @@ from pydantic import Field, PrivateAttr
 from safetensors import SafetensorError, safe_open
 
 from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
-from ktforge.checkpoint import merge_scans
+from ktforge.checkpoint import merge_scans, parse_json
 from ktforge.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
@@ -120,16 +119,20 @@ def _scan_file(file: Path) -> Iterable[TensorSpec]:
         start, header = _header_bytes(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is not a whole safetensors file: {_reason(error)}; download it again") from error
-    for name, entry in json.loads(header).items():
+    try:
+        entries = parse_json(header)
+    except ValueError as error:
+        raise CheckpointError(f"{file} has a broken header: {error}; download it again") from error
+    for name, entry in entries.items():
         if name == "__metadata__":
             continue
         if entry["dtype"] not in DTYPES:
-            raise CheckpointError(f"{file}: {name} has the dtype {entry['dtype']}, which ktforge does not read")
+            raise CheckpointError(f"{file}: {name[:200]} has the dtype {entry['dtype']}, which ktforge does not read")
         yield TensorSpec(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), file, start + entry["data_offsets"][0])
 
 
 def _reason(error: Exception) -> str:
-    return str(error).removeprefix("Error while deserializing header: ")
+    return str(error).removeprefix("Error while deserializing header: ")[:200]
 
 
 @hookimpl

@@ -1,0 +1,30 @@
+"""Names and shapes come from strangers' files: what no model has is refused before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ktforge.errors import CheckpointError
+from ktforge.tensors import TensorSpec
+
+#: The longest tensor name in use has about 100 characters, and no tensor more than 5 dimensions.
+NAME_LIMIT = 500
+DIMENSION_LIMIT = 16
+
+
+def check_specs(specs: Iterable[TensorSpec]) -> None:
+    """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense."""
+    problems = []
+    for spec in specs:
+        where = f"{spec.file}: " if spec.file is not None else ""
+        name = spec.name
+        if not name or len(name) > NAME_LIMIT:
+            problems.append(
+                f"{where}a tensor has a name of {len(name):,} characters ({name[:40]!r}): the file is broken"
+            )
+        elif not name.isprintable() or "/" in name or ".." in name:
+            problems.append(f"{where}{name!r} is no tensor's name: rename it, or get the file from someone you trust")
+        elif len(spec.shape) > DIMENSION_LIMIT:
+            problems.append(f"{where}{name} has {len(spec.shape):,} dimensions: the file is broken")
+    if problems:
+        raise CheckpointError(*problems[:20])

@@ -1,0 +1,283 @@
+"""Files from strangers: one clear sentence and no more, whatever is in them, in bounded time and memory."""
+
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+
+import checkpoints
+import pytest
+from conversions import model, pipeline
+from ktforge_plugins import BinLoader, SafetensorsLoader, SafetensorsWriter
+
+from ktforge import KtforgeError
+from ktforge.checkpoint import CONFIG
+
+GOOD = {"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint that a test may break."""
+    return model(tmp_path / "model", 1, 2, 512, 256, shards=1)
+
+
+def header(entries, data=16):
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(data)
+
+
+def entry(**changes):
+    return {"a": {**GOOD["a"], **changes}}
+
+
+HEADERS = {
+    "empty file": b"",
+    "length cut off": b"\x10\0\0",
+    "huge length": struct.pack("<Q", 2**63) + b"{}",
+    "length beyond the file": struct.pack("<Q", 1000) + b"{}",
+    "no JSON": header(b"hello, world"),
+    "not an object": header(b"[]"),
+    "deep": header(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "not UTF-8": header(b'{"\xff": 1}'),
+    "twice the same": header(b'{"a":%s,"a":%s}' % ((json.dumps(GOOD["a"]).encode(),) * 2)),
+    "negative offset": header(entry(data_offsets=[-16, 0])),
+    "backwards": header(entry(data_offsets=[16, 0])),
+    "out of the file": header(entry(data_offsets=[0, 16]), 8),
+    "far out of the file": header(entry(shape=[2**60], data_offsets=[0, 2**62])),
+    "overlap": header({**GOOD, "b": GOOD["a"]}),
+    "hole": header({"a": {**GOOD["a"], "data_offsets": [16, 32]}}, 32),
+    "trailing bytes": header(GOOD, 17),
+    "shape and bytes differ": header(entry(shape=[3, 2])),
+    "product overflows": header(entry(shape=[2**32, 2**32, 4], data_offsets=[0, 0]), 0),
+    "negative size": header(entry(shape=[-2, -2])),
+    "size is text": header(entry(shape=["2", "2"])),
+    "unknown dtype": header(entry(dtype="F7")),
+    "dtype of half a byte": header(entry(dtype="F4", shape=[4, 8])),
+    "no dtype": header({"a": {"shape": [2, 2], "data_offsets": [0, 16]}}),
+    "many dimensions": header(entry(shape=[4] + [1] * 1000)),
+    "metadata is no object": header({"__metadata__": [1], **GOOD}),
+    "name with NUL": header({"a\0b": GOOD["a"]}),
+    "name with ..": header({"../../etc/passwd": GOOD["a"]}),
+    "absolute name": header({"/etc/passwd": GOOD["a"]}),
+    "name of 10 MB": header({"a" * 10_000_000: GOOD["a"]}),
+    "no name": header({"": GOOD["a"]}),
+}
+
+
+def refused(call, *, length=1000):
+    with pytest.raises(KtforgeError) as caught:
+        call()
+    assert 1 <= len(caught.value.problems) <= 101
+    for problem in caught.value.problems:
+        assert 10 < len(problem) < length and "\n" not in problem, problem
+    return str(caught.value)
+
+
+def convert(folder, loader=SafetensorsLoader):
+    return pipeline(folder, SafetensorsWriter(path=folder.parent / "out")).model_copy(
+        update={"loader": loader(path=folder)}
+    ).run()  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_safetensors_headers(folder, kind):
+    (folder / "model-2.safetensors").write_bytes(HEADERS[kind])
+    said = refused(lambda: convert(folder))
+    assert "model-2.safetensors" in said
+    assert not (folder.parent / "out").exists()
+
+
+def test_the_tests_above_are_refused_for_what_is_wrong_with_them(folder):
+    (folder / "model-2.safetensors").write_bytes(header(GOOD))
+    convert(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a/../../b",
+        "nul\0",
+        "x" * 10_000,
+        "no-such-file",
+        "",
+        ".",
+        "link.safetensors",
+    ],
+)
+def test_an_index_that_points_elsewhere(folder, name):
+    outside = folder.parent / "outside.safetensors"
+    outside.write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "link.safetensors").symlink_to(outside)
+    names = checkpoints.load_output(folder).keys()
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(lambda: convert(folder))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", CONFIG])
+def test_a_link_out_of_the_folder(folder, name):
+    secret = folder.parent / "secret"
+    (folder / name).rename(secret)
+    (folder / name).symlink_to(secret)
+    assert "outside" in refused(lambda: convert(folder))
+
+
+def test_a_hub_cache_is_links_and_that_is_fine(folder):
+    snapshot = folder.parent / "models--a--b" / "snapshots" / "0123"
+    blobs = folder.parent / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for i, path in enumerate(p for p in folder.rglob("*") if p.is_file()):
+        link = snapshot / path.relative_to(folder)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path.rename(blobs / str(i)))
+    pipeline(snapshot, SafetensorsWriter(path=folder.parent / "out")).run()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder):
+    os.mkfifo(folder / "added_tokens.json")
+    os.mkfifo(folder / "model-2.safetensors")
+    convert(folder)
+    (folder / CONFIG).unlink()
+    os.mkfifo(folder / CONFIG)
+    refused(lambda: convert(folder))
+
+
+CONFIGS = {
+    "100 MB": b'{"a": "%s"}' % (b"x" * 100_000_000),
+    "lists": b'{"a": [%s]}' % (b"[]," * 40_000_000),
+    "deep": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    "digits": b'{"hidden_size": %s}' % (b"9" * 100_000),
+    "not UTF-8": b"\xff\xfe{}",
+    "twice": b'{"hidden_size": 1, "hidden_size": 2}',
+    "NaN": b'{"hidden_size": NaN}',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_config_json(folder, kind):
+    (folder / CONFIG).write_bytes(CONFIGS[kind])
+    assert CONFIG in refused(lambda: convert(folder))
+
+
+@pytest.mark.parametrize("value", [-1, 10**30, "7168", None, 1.5, [], {}, True, 10**6])
+@pytest.mark.parametrize("key", ["hidden_size", "num_experts", "num_hidden_layers", "moe_intermediate_size"])
+def test_sizes_that_are_none(folder, key, value):
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**config, key: value}))
+    if key == "num_hidden_layers" and value is True:
+        value = 1
+    refused(lambda: convert(folder))
+
+
+def test_config_that_would_take_forever(folder):
+    config = json.loads((folder / CONFIG).read_text())
+    config |= {"num_hidden_layers": 999_999, "num_experts": 999_999, "mlp_only_layers": list(range(10**6))}
+    (folder / CONFIG).write_text(json.dumps(config))
+    refused(lambda: convert(folder))
+
+
+@pytest.mark.parametrize("block", [[0, 0], [-1, 128], [10**30, 128], ["128", "128"], [128], [1.5, 2], None])
+def test_blocks_that_are_none(tmp_path, block):
+    folder = checkpoints.fp8_checkpoint(tmp_path / "model", (128, 128))
+    config = json.loads((folder / CONFIG).read_text())
+    config["quantization_config"]["weight_block_size"] = block
+    (folder / CONFIG).write_text(json.dumps(config))
+    refused(lambda: convert(folder))
+
+
+# .bin files. torch is a part of the test, as its reader is what has to hold.
+
+
+class Calls:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def archive(path, pickled, compression=zipfile.ZIP_STORED, **more):
+    with zipfile.ZipFile(path, "w", compression) as opened:
+        opened.writestr("model/data.pkl", pickled)
+        opened.writestr("model/version", "3\n")
+        for name, content in more.items():
+            opened.writestr(f"model/{name}", content)
+
+
+@pytest.fixture
+def bin_folder(folder):
+    torch = pytest.importorskip("torch")
+    state = {n: torch.zeros(a.shape, dtype=torch.bfloat16) for n, a in checkpoints.load_output(folder).items()}
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    return folder
+
+
+def test_a_pickle_that_calls_is_not_called(bin_folder):
+    import torch
+
+    marker = bin_folder.parent / "called"
+    for save in (lambda p: torch.save({"a": Calls(marker)}, p), lambda p: p.write_bytes(pickle.dumps(Calls(marker)))):
+        save(bin_folder / "pytorch_model-2.bin")
+        said = refused(lambda: convert(bin_folder, BinLoader))
+        assert "pytorch_model-2.bin" in said and not marker.exists()
+
+
+PICKLES = {
+    "nothing": b"",
+    "protocol 4": pickle.dumps({"a": 1}, 4),
+    "protocol 0": pickle.dumps({"a": 1}, 0),
+    "no dict": pickle.dumps([1], 2),
+    "no tensors": pickle.dumps({"a": 1}, 2),
+    "cut off": b"\x80\x02}q",
+    "string of 2 GB": b"\x80\x02X\xff\xff\xff\x7fabc.",
+    "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    "gigabyte": b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x3f\x85R.",
+}
+
+
+@pytest.mark.parametrize("kind", PICKLES)
+def test_pickles(bin_folder, kind):
+    archive(bin_folder / "pytorch_model-2.bin", PICKLES[kind])
+    assert "pytorch_model-2.bin" in refused(lambda: convert(bin_folder, BinLoader))
+
+
+def test_zip_bombs(bin_folder):
+    path = bin_folder / "pytorch_model-2.bin"
+    archive(path, b"\0" * 200_000_000, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 10**6
+    assert "is compressed" in refused(lambda: convert(bin_folder, BinLoader))
+    path.write_bytes(b"PK\x05\x06" + bytes(18))
+    refused(lambda: convert(bin_folder, BinLoader))
+    (bin_folder / "pytorch_model-3.bin").write_bytes((bin_folder / "pytorch_model.bin").read_bytes()[:-100])
+    path.unlink()
+    refused(lambda: convert(bin_folder, BinLoader))
+
+
+def test_a_tensor_larger_than_its_file(bin_folder):
+    import torch
+
+    torch.save({"a": torch.zeros(1).expand(1 << 40)}, bin_folder / "pytorch_model-2.bin")
+    assert "a has 4,398,046,511,104 bytes, its storage 4" in refused(lambda: convert(bin_folder, BinLoader))
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer takes terabytes of addresses")
+def test_memory_stays_bounded(folder):
+    """A process that may have 3 GB of addresses does not run into that."""
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30));"
+        "from ktforge.cli import main; sys.argv[0] = 'ktforge'; main()"
+    )
+    for content in (CONFIGS["100 MB"], b'{"a": [%s[]]}' % (b"[]," * 3_300_000)):
+        (folder / CONFIG).write_bytes(content)
+        options = ["convert", "--input-path", folder, "--output", folder.parent / "out", "--quant-method", "int4"]
+        done = subprocess.run([sys.executable, "-c", script, *map(str, options)], capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and "MemoryError" not in done.stderr
