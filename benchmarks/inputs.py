@@ -39,7 +39,9 @@ def checkpoint(folder: Path, nbytes: int) -> Path:
     for expert in range(experts):
         at = 4096 * expert
         for name, shape in PROJECTIONS.items():
-            tensors.append((f"model.layers.0.mlp.experts.{expert}.{name}.weight", shape, pool[at : at + shape[0] * shape[1]]))
+            tensors.append(
+                (f"model.layers.0.mlp.experts.{expert}.{name}.weight", shape, pool[at : at + shape[0] * shape[1]])
+            )
             at += shape[0] * shape[1]
     tensors.append(("model.embed_tokens.weight", (1024, HIDDEN), pool[: 1024 * HIDDEN]))
     per_shard = max(1, SHARD_BYTES // (2 * SIZE * HIDDEN))

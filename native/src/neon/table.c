@@ -1,0 +1,3 @@
+#include "../table.h"
+
+KTQ_DEFINE_TABLE(neon);
