@@ -95,11 +95,12 @@ def merge_scans(
                     f"{file} holds {spec.name}, which the index does not name: the two do not belong together"
                 )
             seen[spec.name] = spec
+    paths = {file_name: folder / file_name for file_name in set((weight_map or {}).values())}
     for name, file_name in (weight_map or {}).items():
         if name not in seen:
-            problems.append(f"the index places {name} in {folder / file_name}, which does not hold it")
-        elif seen[name].file != folder / file_name:
-            problems.append(f"the index places {name} in {folder / file_name}, but it is in {seen[name].file}")
+            problems.append(f"the index places {name} in {paths[file_name]}, which does not hold it")
+        elif seen[name].file != paths[file_name]:
+            problems.append(f"the index places {name} in {paths[file_name]}, but it is in {seen[name].file}")
     if problems:
         more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
         raise CheckpointError(*problems[:20], *more)

@@ -48,9 +48,9 @@ class MoeToBf16(Preprocessor):
                 del tensors[prefix + SCALE]
             elif not unit.is_expert:
                 continue
-            if weight is not None:
+            if weight is not None and weight.dtype != BF16:
                 tensors[prefix + "weight"] = replace(weight, dtype=BF16)
-        return [unit.with_tensors(tensors)]
+        return [unit if tensors == unit.tensors else unit.with_tensors(tensors)]
 
     def apply(self, unit: Unit) -> Iterator[Unit]:
         (planned,) = self.plan(unit.spec)

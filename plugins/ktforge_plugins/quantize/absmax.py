@@ -37,7 +37,7 @@ class AbsmaxQuantizer(Quantizer):
             if len(parameters) > 1:
                 others = ", ".join(sorted(parameters.keys() - {"weight"}))
                 raise Unsupported(f"{projection} has {others} beside its weight, which {self.name} has no place for")
-        if demand.scale_dtype != np.float32 or demand.scale_bits != 8:
+        if demand.scale_dtype != np.dtype(np.float32) or demand.scale_bits != 8:
             raise Unsupported(f"{self.name} makes float32 scales of 8-bit codes, and the layout asks for other ones")
         return QuantSpec(unit, demand.parts, self.bits, f"absmax-{self.name}/1", scale_bits=8)
 
