@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from itertools import islice
 
 import numpy as np
 import pluggy
@@ -85,9 +86,7 @@ def _for_each(
             in_flight += size
             coming = next(ahead, None)
         if coming is not None:
-            for tensor in coming.source.tensors.values():
-                with blame(loader, tensor.name):
-                    loader.prefetch(tensor)
+            _announce(loader, coming)
         return None if stop.is_set() else unit
 
     def loop() -> None:
@@ -109,8 +108,8 @@ def _for_each(
             stop.set()
             changed.notify_all()
 
-    for _ in range(min(workers, len(units))):  # those that the workers take first need no announcement
-        next(ahead)
+    for unit in islice(ahead, workers):
+        _announce(loader, unit)
     with ThreadPoolExecutor(workers, thread_name_prefix="ktforge") as pool:
         try:
             futures = [pool.submit(loop) for _ in range(workers)]
@@ -118,6 +117,12 @@ def _for_each(
                 future.result()
         finally:
             halt()
+
+
+def _announce(loader: Loader, planned: PlannedUnit) -> None:
+    for tensor in planned.source.tensors.values():
+        with blame(loader, tensor.name):
+            loader.prefetch(tensor)
 
 
 def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:
@@ -162,10 +167,9 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink) -> None:
     quantizer, layout = plan.pipeline.quantize, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
     buffers = {t.name: np.empty(t.shape, t.dtype) for t in result.packed.tensors}
-    fused = layout.fused(quantizer, result.quant)
-    if fused is not None:
+    if result.fused is not None:
         with blame(layout, result.unit.name):
-            fused(unit, buffers)
+            result.fused(unit, buffers)
     else:
         with blame(quantizer, result.unit.name):
             quantised = quantizer.quantize(unit, result.quant)

@@ -149,7 +149,8 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
     for unit in grouping.experts:
         assert unit.layer is not None and unit.expert is not None
         present.setdefault(unit.layer, set()).add(unit.expert)
-        missing = [p for p in PROJECTIONS if p not in unit.projections()]
+        projections = unit.projections()
+        missing = [p for p in PROJECTIONS if p not in projections]
         if missing:
             problems.add(f"has no {' and no '.join(missing)} projection", unit.name)
     for layer in sorted(model.moe_layers - present.keys()):

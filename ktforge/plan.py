@@ -16,7 +16,7 @@ from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_shapes, group
 from ktforge.modelconfig import ModelConfig, read_model_config
 from ktforge.registry import blame
-from ktforge.stages import Preprocessor
+from ktforge.stages import Fused, Preprocessor
 from ktforge.tensors import FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 class Result:
     """What becomes of one unit behind the preprocessors: it is packed, or its tensors are renamed.
 
+    ``fused`` quantises and packs in one step; None where that takes two.
+
     ``renamed`` maps roles to output tensors; a role that is missing there is left out.
     """
 
     unit: UnitSpec
     quant: QuantSpec | None = None
     packed: PackedSpec | None = None
+    fused: Fused | None = None
     renamed: Mapping[str, TensorSpec] | None = None
 
     @property
@@ -60,7 +63,8 @@ class PlannedUnit:
             before = step
         for result in self.results:
             total += sum(t.nbytes for t in result.outputs) if result.packed else 0
-            total += sum(p.shape[0] * p.shape[1] for p in result.quant.parts) if result.quant else 0
+            if result.quant and not result.fused:
+                total += sum(p.shape[0] * p.shape[1] for p in result.quant.parts)
         return total
 
 
@@ -211,7 +215,7 @@ def _plan_result(pipeline: Pipeline, unit: UnitSpec) -> Result:
         with blame(quantizer, unit.name):
             quant = quantizer.plan(unit, demand)
         with blame(layout, unit.name):
-            return Result(unit, quant, layout.plan(quant))
+            return Result(unit, quant, layout.plan(quant), layout.fused(quantizer, quant))
     renamed = {}
     for role, tensor in unit.tensors.items():
         name: str | None = tensor.name
