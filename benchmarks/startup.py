@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,10 +31,18 @@ def run(tmp: Path, rounds: int) -> list[Row]:
         )
         for name, arguments in commands.items()
     }
-    seconds = best(cases, rounds)
+    seconds, cpu = best(cases, rounds), best(cases, rounds, _cpu_of_children)
     shutil.rmtree(source)
     labels = {"--help": "ktforge --help", "plan": f"ktforge plan, {SHARDS} shards × {TENSORS} tensors"}
-    return [Row(labels[n], f"{s:.2f} s", f"≤ {goals[n]} s", s <= goals[n]) for n, s in seconds.items()]
+    return [
+        Row(labels[n], f"{s:.2f} s ({cpu[n]:.2f} s of CPU time)", f"≤ {goals[n]} s", s <= goals[n])
+        for n, s in seconds.items()
+    ]
+
+
+def _cpu_of_children() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _headers(folder: Path) -> Path:

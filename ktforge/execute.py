@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from itertools import islice
 
 import numpy as np
 import pluggy
@@ -55,22 +54,20 @@ def execute(
                         loader.release(tensor)
             hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
 
-        _for_each(plan.units, loader, work, workers or default_workers(), memory_limit)
+        _for_each(plan.units, work, workers or default_workers(), memory_limit)
 
 
 def _for_each(
     units: Sequence[PlannedUnit],
-    loader: Loader,
     work: Callable[[PlannedUnit], None],
     workers: int,
     memory_limit: int | None,
 ) -> None:
     """Calls ``work`` on all units from ``workers`` threads; the first exception stops the others at their next unit.
 
-    Units are taken in their order, which is nearly that of the files, and announced to the loader a round ahead.
+    Units are taken in their order, which is nearly that of the files.
     """
     remaining = iter(units)
-    ahead = iter(units)
     in_flight = 0
     changed = threading.Condition()
     stop = threading.Event()
@@ -84,10 +81,7 @@ def _for_each(
             size = unit.working_bytes
             changed.wait_for(lambda: memory_limit is None or in_flight + size <= memory_limit or stop.is_set())
             in_flight += size
-            coming = next(ahead, None)
-        if coming is not None:
-            _announce(loader, coming)
-        return None if stop.is_set() else unit
+            return None if stop.is_set() else unit
 
     def loop() -> None:
         nonlocal in_flight
@@ -108,8 +102,6 @@ def _for_each(
             stop.set()
             changed.notify_all()
 
-    for unit in islice(ahead, workers):
-        _announce(loader, unit)
     with ThreadPoolExecutor(workers, thread_name_prefix="ktforge") as pool:
         try:
             futures = [pool.submit(loop) for _ in range(workers)]
@@ -117,12 +109,6 @@ def _for_each(
                 future.result()
         finally:
             halt()
-
-
-def _announce(loader: Loader, planned: PlannedUnit) -> None:
-    for tensor in planned.source.tensors.values():
-        with blame(loader, tensor.name):
-            loader.prefetch(tensor)
 
 
 def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:
