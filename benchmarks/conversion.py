@@ -87,8 +87,9 @@ def _profile(source: Path, target: Path) -> list[Row]:
         )  # fmt: skip
         spent = {"read": 0.0, "kernel": 0.0, "write": 0.0}
         watched = [
-            (SafetensorsLoader, "read", "read"), (SafetensorsLoader, "release", "read"), (native, "absmax_kt_amx", "kernel"), (os, "pwrite", "write"),
-            (os, "fsync", "write"), (fileio, "_sync_file_range", "write"), (fileio, "_fallocate", "write"),
+            (SafetensorsLoader, "read", "read"), (SafetensorsLoader, "release", "read"),
+            (native, "absmax_kt_amx", "kernel"), (os, "pwrite", "write"), (os, "fsync", "write"),
+            (fileio, "_sync_file_range", "write"), (fileio, "_fallocate", "write"),
         ]  # fmt: skip
         kept = [(where, name, getattr(where, name)) for where, name, _ in watched]
         for where, name, part in watched:

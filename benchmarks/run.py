@@ -48,8 +48,8 @@ def _table(rows: list[Row]) -> str:
     return "\n".join([
         "# Results", "",
         f"{_cpu()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; instruction set "
-        f"{native.current_isa()}; ktforge {version('ktforge')}, {peers}. What is compared was measured side by side,",
-        "the best of several rounds. Written by `make bench`.", "",
+        f"{native.current_isa()}; ktforge {version('ktforge')}, {peers}.",
+        "What is compared was measured side by side, the best of several rounds. Written by `make bench`.", "",
         "| what | measured | goal | reached |", "| --- | --- | --- | --- |", *lines, "",
     ])  # fmt: skip
 
