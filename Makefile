@@ -32,6 +32,13 @@ docs/assets/mermaid.min.js:
 	npm pack --silent --pack-destination $(VENV)/npm mermaid@11.16.0 && \
 	tar -xzf $(VENV)/npm/mermaid-11.16.0.tgz -C docs/assets --strip-components 2 package/dist/mermaid.min.js; fi
 
+# What these run, they run in the environment.
+RUN := $(abspath $(BIN))/python
+include benchmarks/bench.mk tests/reliability.mk
+test-asan: $(VENV)/.test
+fuzz: $(VENV)/.fuzz
+bench: $(VENV)/.bench
+
 # The extension is rebuilt when a C file or the metadata changed.
 $(VENV)/.ktforge: pyproject.toml setup.py $(NATIVE)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -40,6 +47,14 @@ $(VENV)/.ktforge: pyproject.toml setup.py $(NATIVE)
 
 $(VENV)/.test: $(VENV)/.ktforge requirements/test.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/test.txt
+	touch $@
+
+$(VENV)/.fuzz: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ktforge requirements/docs.txt

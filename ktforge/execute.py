@@ -68,23 +68,21 @@ def execute(
         names = {u.source.name for u in kept}
         units = [u for u in plan.units if u.source.name not in names]
         with native.lost_pages_caught():
-            _for_each(units, loader, work, workers or default_workers(), memory_limit)
+            _for_each(units, work, workers or default_workers(), memory_limit)
         watch.check()
 
 
 def _for_each(
     units: Sequence[PlannedUnit],
-    loader: Loader,
     work: Callable[[PlannedUnit], None],
     workers: int,
     memory_limit: int | None,
 ) -> None:
     """Calls ``work`` on all units from ``workers`` threads; the first exception stops the others at their next unit.
 
-    Units are taken in their order, which is nearly that of the files, and announced to the loader a round ahead.
+    Units are taken in their order, which is nearly that of the files.
     """
     remaining = iter(units)
-    ahead = iter(units)
     in_flight = 0
     changed = threading.Condition()
     stop = threading.Event()
@@ -98,12 +96,7 @@ def _for_each(
             size = unit.working_bytes
             changed.wait_for(lambda: memory_limit is None or in_flight + size <= memory_limit or stop.is_set())
             in_flight += size
-            coming = next(ahead, None)
-        if coming is not None:
-            for tensor in coming.source.tensors.values():
-                with blame(loader, tensor.name):
-                    loader.prefetch(tensor)
-        return None if stop.is_set() else unit
+            return None if stop.is_set() else unit
 
     def loop() -> None:
         nonlocal in_flight
@@ -124,8 +117,6 @@ def _for_each(
             stop.set()
             changed.notify_all()
 
-    for _ in range(min(workers, len(units))):  # those that the workers take first need no announcement
-        next(ahead)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="ktforge")
     try:
         futures = [pool.submit(loop) for _ in range(workers)]
@@ -192,10 +183,9 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink) -> None:
     quantizer, layout = result.quantizer, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
     buffers = {t.name: np.empty(t.shape, t.dtype) for t in result.packed.tensors}
-    fused = layout.fused(quantizer, result.quant)
-    if fused is not None:
+    if result.fused is not None:
         with blame(layout, result.unit.name):
-            fused(unit, buffers)
+            result.fused(unit, buffers)
     else:
         with blame(quantizer, result.unit.name):
             quantised = quantizer.quantize(unit, result.quant)

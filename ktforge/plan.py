@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +19,7 @@ from ktforge.modelconfig import ModelConfig
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
 from ktforge.source import read_source
-from ktforge.stages import Preprocessor, Quantizer
+from ktforge.stages import Fused, Preprocessor, Quantizer
 from ktforge.tensors import Demand, FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 class Result:
     """What becomes of one unit behind the preprocessors: it is packed, or its tensors are renamed.
 
+    ``fused`` quantises and packs in one step; None where that takes two.
+
     ``renamed`` maps roles to output tensors; a role that is missing there is left out.
     """
 
@@ -35,6 +39,7 @@ class Result:
     quantizer: Quantizer | None = None
     quant: QuantSpec | None = None
     packed: PackedSpec | None = None
+    fused: Fused | None = None
     renamed: Mapping[str, TensorSpec] | None = None
 
     @property
@@ -75,7 +80,8 @@ class PlannedUnit:
 
 def _result_bytes(result: Result) -> int:
     packed = sum(t.nbytes for t in result.outputs) if result.packed else 0
-    return packed + (sum(p.shape[0] * p.shape[1] for p in result.quant.parts) if result.quant else 0)
+    two_steps = result.quant.parts if result.quant and not result.fused else ()
+    return packed + sum(p.shape[0] * p.shape[1] for p in two_steps)
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,23 @@ def make_plan(pipeline: Pipeline) -> Plan:
 
     Raises CheckpointError if the checkpoint cannot be read at all.
     """
+    with _without_collection():
+        return _make_plan(pipeline)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A plan is hundreds of thousands of objects without a cycle; looking for cycles took a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _make_plan(pipeline: Pipeline) -> Plan:
     source = read_source(pipeline.loader)
     config, model = source.config, source.model
     # A pipeline without stages in between only copies, which goes for any model.
@@ -221,7 +244,8 @@ def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec
         with blame(quantizer, unit.name):
             quant = planned(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
         with blame(layout, unit.name):
-            return Result(unit, quantizer, quant, planned(layout, layout.plan(quant), PackedSpec, unit.name))
+            packed = planned(layout, layout.plan(quant), PackedSpec, unit.name)
+            return Result(unit, quantizer, quant, packed, layout.fused(quantizer, quant))
     renamed = {}
     for role, tensor in unit.tensors.items():
         name: str | None = tensor.name

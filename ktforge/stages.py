@@ -69,11 +69,8 @@ class Loader(Stage):
     def read(self, spec: TensorSpec) -> np.ndarray:
         """The data of a scanned tensor in its dtype and shape; thread-safe, read-only, without a copy if possible."""
 
-    def prefetch(self, spec: TensorSpec) -> None:
-        """A hint that a scanned tensor will be read soon; must not wait for it. By default nothing happens."""
-
     def release(self, spec: TensorSpec) -> None:
-        """A hint that what :meth:`read` gave of a tensor is not needed any more; memory behind it may go."""
+        """A hint that what :meth:`read` gave of a tensor is not needed any more: memory behind it may go."""
 
     @abstractmethod
     def config(self) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 def dtype_name(dtype: np.dtype) -> str:
     """The safetensors name of a dtype; numpy's own where safetensors has none."""
-    return _NAMES.get(dtype, dtype.name)
+    return _NAMES.get(dtype) or dtype.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,20 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 COMMON_FLAGS = ["-O3", "-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
-ISA_FLAGS = {"scalar": [], "avx2": ["-mavx2", "-mf16c"]}
-X86_ONLY = {"avx2"}
+ISA_FLAGS = {
+    "scalar": [],
+    "avx2": ["-mavx2", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"],
+}
+X86 = {"avx2", "avx512"}
+#: The instruction-set folders beside ``scalar`` for each machine, by platform's name of it.
+FOLDERS = {"x86_64": X86, "AMD64": X86, "aarch64": {"neon"}, "arm64": {"neon"}}
 
 
 def sources() -> list[str]:
     """Paths of the C files for this machine, relative to the project, as setuptools wants them."""
-    skipped = set() if platform.machine() in ("x86_64", "AMD64") else X86_ONLY
-    found = sorted(p for p in (HERE / "src").rglob("*.c") if p.parent.name not in skipped)
+    folders = {"src", "scalar"} | FOLDERS.get(platform.machine(), set())
+    found = sorted(p for p in (HERE / "src").rglob("*.c") if p.parent.name in folders)
     return [p.relative_to(HERE.parent).as_posix() for p in found]
 
 

@@ -20,8 +20,17 @@ int ktq_cpu_has_avx2(void) {
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & (1u << 5)) != 0;
 }
 
+int ktq_cpu_has_avx512(void) {
+    const uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, need = f | dq | bw | vl;
+    unsigned eax, ebx, ecx, edx;
+    if (!ktq_cpu_has_avx2()) return 0; /* that folder's functions do the ends of rows, and it checks OSXSAVE */
+    if ((xcr0() & 0xE6) != 0xE6) return 0; /* mask registers and both halves of ZMM state beside XMM and YMM */
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & need) == need;
+}
+
 #else
 
 int ktq_cpu_has_avx2(void) { return 0; }
+int ktq_cpu_has_avx512(void) { return 0; }
 
 #endif

@@ -17,6 +17,9 @@ static const struct {
     {&ktq_scalar_table, always},
 #if defined(__x86_64__)
     {&ktq_avx2_table, ktq_cpu_has_avx2},
+    {&ktq_avx512_table, ktq_cpu_has_avx512},
+#elif defined(__aarch64__)
+    {&ktq_neon_table, always}, /* part of every aarch64 */
 #endif
 };
 

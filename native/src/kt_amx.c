@@ -76,23 +76,19 @@ int ktq_kt_amx_bf16_with(const ktq_table *isa, const uint16_t *w, size_t n, size
     return KTQ_OK;
 }
 
-/* The scale of the block that a weight lies in, and how many rows and columns of the block are left from there. */
-static float block_at(const struct ktq_blocks *blocks, size_t row, size_t col, size_t *rows_left, size_t *cols_left) {
-    row += blocks->row0, col += blocks->col0;
-    *rows_left = blocks->rows - row % blocks->rows;
-    *cols_left = blocks->cols - col % blocks->cols;
-    return blocks->scale[row / blocks->rows * blocks->stride + col / blocks->cols];
-}
-
 void ktq_fp8_rectangle(const ktq_table *isa, const uint8_t *w, size_t stride, size_t row0, size_t n, size_t col0,
                        size_t k, const struct ktq_blocks *blocks, uint16_t *out, size_t out_stride) {
-    for (size_t row = 0, rows; row < n; row += rows)
+    for (size_t row = 0, rows; row < n; row += rows) {
+        const size_t grid_row = blocks->row0 + row0 + row;
+        const float *scales = blocks->scale + grid_row / blocks->rows * blocks->stride;
+        rows = least(blocks->rows - grid_row % blocks->rows, n - row);
         for (size_t col = 0, cols; col < k; col += cols) {
-            float scale = block_at(blocks, row0 + row, col0 + col, &rows, &cols);
-            rows = least(rows, n - row), cols = least(cols, k - col);
-            isa->fp8_block(w + (row0 + row) * stride + col0 + col, stride, rows, cols, scale,
+            const size_t grid_col = blocks->col0 + col0 + col;
+            cols = least(blocks->cols - grid_col % blocks->cols, k - col);
+            isa->fp8_block(w + (row0 + row) * stride + col0 + col, stride, rows, cols, scales[grid_col / blocks->cols],
                            out + row * out_stride + col, out_stride);
         }
+    }
 }
 
 /* The largest magnitude of a row as bf16. Scaling and rounding keep the order of magnitudes, so only the largest byte

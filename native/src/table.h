@@ -82,6 +82,9 @@ typedef struct ktq_table {
 KTQ_DECLARE(scalar);
 #if defined(__x86_64__)
 KTQ_DECLARE(avx2);
+KTQ_DECLARE(avx512);
+#elif defined(__aarch64__)
+KTQ_DECLARE(neon);
 #endif
 
 #endif

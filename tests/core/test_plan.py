@@ -168,5 +168,16 @@ def test_peak_memory_is_that_of_the_largest_units_in_flight():
     planned = plan()
     one, two = planned.peak_memory(1), planned.peak_memory(2)
     weights = 3 * checkpoints.SIZE * checkpoints.HIDDEN
-    assert one == weights * 2 + weights + weights // 2 + 4 * (2 * checkpoints.SIZE + checkpoints.HIDDEN)
+    assert one == weights * 2 + weights // 2 + 4 * (2 * checkpoints.SIZE + checkpoints.HIDDEN)
     assert two == 2 * one
+
+
+def test_peak_memory_of_two_steps_counts_the_codes():
+    class TwoSteps(KtAmx):
+        def fused(self, quantizer, spec):
+            return None
+
+    weights = 3 * checkpoints.SIZE * checkpoints.HIDDEN
+    long = plan()
+    pipeline = long.pipeline.model_copy(update={"layout": TwoSteps(threadpool_count=1)})
+    assert pipeline.plan().peak_memory(1) == long.peak_memory(1) + weights

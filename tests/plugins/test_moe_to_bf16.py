@@ -116,8 +116,9 @@ def test_what_is_wrong_with_scales_is_said():
     name = checkpoints.expert_name(0, 0, "gate")
     data, model = fp8_model(256, 128, (128, 128))
     scale = data.pop(name + "_scale_inv")
-    assert "gate_proj.weight is FP8, but its scale (weight_scale_inv, weight_scale, scale) is missing" in problem(
-        data, model
+    assert (
+        "gate_proj.weight is FP8, but its scale (weight_scale_inv, weight_scale, scale, qscale_weight) is missing"
+        in problem(data, model)
     )
     wrong = {**data, name + "_scale_inv": np.ones((3, 1), np.float32)}
     assert "_scale_inv is [3, 1], which is no scale for all, for rows or for blocks of [128, 128]" in problem(
@@ -135,8 +136,8 @@ def test_forms_it_does_not_read_are_named():
     name = checkpoints.expert_name(0, 0, "gate").removesuffix("weight")
     data = checkpoints.tensors()
     del data[name + "weight"]
-    data[name + "qweight"] = np.zeros((2, 2), np.int32)
-    assert "gate is stored as qweight, which moe-to-bf16 does not read" in problem(data, checkpoints.config())
+    data[name + "hidden"] = np.zeros((2, 2), np.int32)
+    assert "gate is stored as hidden, which moe-to-bf16 does not read" in problem(data, checkpoints.config())
     data = {**checkpoints.tensors(), name + "weight_scale_inv": np.ones((1, 1), np.float32)}
     assert "gate is stored as weight, weight_scale_inv, which moe-to-bf16 does not read" in problem(
         data, checkpoints.config()

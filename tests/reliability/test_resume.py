@@ -168,7 +168,7 @@ def test_an_observer_that_fails_stops_the_run(copy, out):
         def ktforge_unit_written(self, spec):
             raise KeyError(spec.name)
 
-    with pytest.raises(PluginError, match=r"^an observer of ktforge_unit_written failed on model\.\S+: KeyError"):
+    with pytest.raises(PluginError, match=r"^plugin Fails failed in ktforge_unit_written \(KeyError: .model\."):
         convert(copy, out, Disk(), registry=Registry(Fails()))
     assert output.is_unfinished(out)
 

@@ -35,6 +35,7 @@ from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 _STEM = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?:gate|up|down)_exps\.(?P<expert>\d+)\.numa\.(?P<part>\d+)\.weight$")
+INT8, FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 #: More NUMA nodes than any machine has.
 MOST_PARTS = 64
 
@@ -62,7 +63,7 @@ class KtAmx(Layout):
                     parts.append(Part(projection, p, (0, rows), self._share(cols, p)))
                 else:
                     parts.append(Part(projection, p, self._share(rows, p), (0, cols)))
-        return Demand(tuple(parts), np.dtype(np.float32), scale_bits=8)
+        return Demand(tuple(parts), FLOAT32, scale_bits=8)
 
     def plan(self, spec: QuantSpec) -> PackedSpec:
         if spec.bits not in COLS_MULTIPLE:
@@ -71,15 +72,15 @@ class KtAmx(Layout):
             raise Unsupported(
                 f"{self.name} has room for one scale a row and no zero point: set group_size: channel, symmetric: true"
             )
-        if spec.scale_dtype != np.float32 or spec.scale_bits != 8:
+        if spec.scale_dtype != FLOAT32 or spec.scale_bits != 8:
             raise Unsupported(f"{self.name} stores float32 scales of 8-bit codes")
         self._check_sizes(spec)
         tensors = []
         for part in spec.parts:
             n, k = part.shape
             stem = self._stem(spec.unit, part)
-            tensors.append(TensorSpec(f"{stem}.weight", np.dtype(np.int8), (n * k * spec.bits // 8,)))
-            tensors.append(TensorSpec(f"{stem}.scale", np.dtype(np.float32), (n,)))
+            tensors.append(TensorSpec(f"{stem}.weight", INT8, (n * k * spec.bits // 8,)))
+            tensors.append(TensorSpec(f"{stem}.scale", FLOAT32, (n,)))
         return PackedSpec(tuple(tensors), f"kt-amx-int{spec.bits}/1")
 
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:

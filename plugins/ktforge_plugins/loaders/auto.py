@@ -38,9 +38,6 @@ class AutoLoader(Loader):
     def read(self, spec: TensorSpec) -> np.ndarray:
         return self._choice().read(spec)
 
-    def prefetch(self, spec: TensorSpec) -> None:
-        self._choice().prefetch(spec)
-
     def release(self, spec: TensorSpec) -> None:
         self._choice().release(spec)
 

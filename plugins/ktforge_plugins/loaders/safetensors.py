@@ -64,19 +64,12 @@ class SafetensorsLoader(Loader):
         # The format does not align tensors; a kernel may count on the alignment of its element type.
         return array if spec.offset % spec.dtype.itemsize == 0 else array.copy()
 
-    def prefetch(self, spec: TensorSpec) -> None:
-        self._advise(spec, "MADV_WILLNEED")
-
     def release(self, spec: TensorSpec) -> None:
         """Takes the tensor's pages out of this process, whose memory would otherwise grow by all that it has read; they
         stay in the page cache, and a view that is still in use has them back when it is read."""
-        self._advise(spec, "MADV_DONTNEED")
-
-    def _advise(self, spec: TensorSpec, advice: str) -> None:
-        if spec.file is not None and spec.nbytes and self.io == "mmap" and hasattr(mmap, advice):
+        if spec.file is not None and spec.nbytes and self.io == "mmap" and hasattr(mmap, "MADV_DONTNEED"):
             start = spec.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            length = spec.offset + spec.nbytes - start
-            self._mapped(spec.file).madvise(getattr(mmap, advice), start, length)
+            self._mapped(spec.file).madvise(mmap.MADV_DONTNEED, start, spec.offset + spec.nbytes - start)
 
     def _files(self) -> tuple[list[Path], dict[str, str] | None]:
         files, weight_map = CheckpointFolder(self.path).weight_files("*.safetensors", INDEX)

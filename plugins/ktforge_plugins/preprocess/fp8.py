@@ -66,9 +66,11 @@ class Fp8(NumberFormat):
 
     def _announced(self) -> tuple[int, int] | None:
         block = self._quantization.get("weight_block_size")
+        if block is None:
+            return None
         if isinstance(block, list) and len(block) == 2 and all(type(b) is int and b > 0 for b in block):
             return block[0], block[1]
-        return None
+        raise Unsupported(f"config.json: weight_block_size is {str(block)[:40]}; it must be [rows, columns]")
 
 
 @hookimpl

@@ -62,11 +62,12 @@ def _shards(tensors: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]
     shards: list[list[TensorSpec]] = [[]]
     size = 0
     for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > limit:
+        nbytes = tensor.nbytes
+        if shards[-1] and size + nbytes > limit:
             shards.append([])
             size = 0
         shards[-1].append(tensor)
-        size += tensor.nbytes
+        size += nbytes
     return shards
 
 
