@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         PluginError,
         Unsupported,
     )
+    from ktforge.folderloader import FolderLoader
     from ktforge.hookspecs import hookimpl
     from ktforge.output import open_folder
     from ktforge.pipeline import Pipeline, Runtime
@@ -46,6 +47,7 @@ _HOMES = {
     "ConfigError": "errors",
     "Demand": "tensors",
     "FileSpec": "tensors",
+    "FolderLoader": "folderloader",
     "KtforgeError": "errors",
     "Layout": "stages",
     "Loader": "stages",
@@ -83,6 +85,7 @@ __all__ = [
     "ConfigError",
     "Demand",
     "FileSpec",
+    "FolderLoader",
     "KtforgeError",
     "Layout",
     "Loader",

@@ -15,7 +15,21 @@ from ktforge.tensors import TensorSpec
 
 #: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
 WEIGHT_SUFFIXES = frozenset(
-    [".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz", ".partial"]
+    [
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".gguf",
+        ".ggml",
+        ".onnx",
+        ".msgpack",
+        ".h5",
+        ".npz",
+        ".kt",
+        ".partial",
+    ]
 )
 INDEX_SUFFIX = ".index.json"
 CONFIG = "config.json"

@@ -81,13 +81,27 @@ class PackedLoader(Loader):
     def read(self, spec: TensorSpec) -> np.ndarray:
         if spec.name not in self._packed:
             return self.inner.read(self._stored[self._passed[spec.name]])
-        quant, role = self._packed[spec.name]
-        wanted = replace(quant, parts=tuple(p for p in quant.parts if p.role == role))
-        packed = {t.name: self.inner.read(self._stored[t.name]) for t in self.layout.plan(wanted).tensors}
+        wanted = self._wanted(spec)
+        packed = {stored.name: self.inner.read(stored) for stored in self._stored_of(spec)}
         weight = np.empty(spec.shape, BF16)
         for part, codes in zip(wanted.parts, self.layout.unpack(packed, wanted).parts, strict=True):
             part.of(weight)[:] = restored(wanted, codes)
         return weight
+
+    def release(self, spec: TensorSpec) -> None:
+        for stored in self._stored_of(spec):
+            self.inner.release(stored)
+
+    def _stored_of(self, spec: TensorSpec) -> list[TensorSpec]:
+        """The stored tensors that a presented one is made of."""
+        if spec.name not in self._packed:
+            return [self._stored[self._passed[spec.name]]]
+        return [self._stored[t.name] for t in self.layout.plan(self._wanted(spec)).tensors]
+
+    def _wanted(self, spec: TensorSpec) -> QuantSpec:
+        """The spec of the parts of one packed weight."""
+        quant, role = self._packed[spec.name]
+        return replace(quant, parts=tuple(p for p in quant.parts if p.role == role))
 
     def _problem(self, planned: TensorSpec) -> str | None:
         stored = self._stored.get(planned.name)

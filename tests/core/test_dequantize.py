@@ -49,6 +49,7 @@ def round_trip(source, tmp_path, registry, quantizer, layout, writer=Safetensors
         (packed / "ktforge_manifest.json").unlink()
     dequantize_pipeline(packed, back, registry).run()
     assert json.loads((back / "config.json").read_text()) == checkpoints.config()
+    assert not list(back.rglob("*.kt"))
     return checkpoints.load_output(back)
 
 

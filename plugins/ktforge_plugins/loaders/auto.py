@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge_plugins.loaders import bin as bin_files
 from ktforge_plugins.loaders import kt_folder
 from ktforge_plugins.loaders import safetensors as safetensors_files
 
 
-class AutoLoader(Loader):
+class AutoLoader(FolderLoader):
     """Reads whichever weight files the folder has; if both kinds, they must hold the same tensors."""
 
     name: ClassVar[str] = "auto"
-    path: Path = Field(description="The checkpoint's folder.")
 
     _chosen: Loader | None = PrivateAttr(default=None)
-
-    def folder(self) -> Path:
-        return self.path
-
-    def config(self) -> Mapping[str, Any]:
-        return CheckpointFolder(self.path).config()
-
-    def side_files(self) -> Sequence[Path]:
-        return CheckpointFolder(self.path).side_files()
 
     def scan(self) -> Iterator[TensorSpec]:
         return self._choice().scan()
@@ -50,13 +39,13 @@ class AutoLoader(Loader):
         return self._chosen
 
     def _choose(self) -> Loader:
-        CheckpointFolder(self.path).check()
+        self.contents().check()
         if any(self.path.glob(kt_folder.PATTERN)):
             return kt_folder.KtFolderLoader(path=self.path)
         has_safetensors = (self.path / safetensors_files.INDEX).exists() or any(self.path.glob("*.safetensors"))
         has_bin = (self.path / bin_files.INDEX).exists() or any(self.path.glob(bin_files.PATTERN))
         if not has_safetensors and not has_bin:
-            CheckpointFolder(self.path).weight_files("*.safetensors", safetensors_files.INDEX)  # knows where they are
+            self.contents().weight_files("*.safetensors", safetensors_files.INDEX)  # knows where they are
             raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
         safetensors, pickled = safetensors_files.SafetensorsLoader(path=self.path), bin_files.BinLoader(path=self.path)
         if has_safetensors and has_bin:

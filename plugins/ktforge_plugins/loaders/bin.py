@@ -5,15 +5,15 @@ from __future__ import annotations
 import pickle
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import xxhash
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint import merge_scans
 from ktforge.tensors import DTYPES, dtype_name
 
@@ -26,23 +26,13 @@ INDEX = "pytorch_model.bin.index.json"
 PICKLE_LIMIT = 100 * 1000 * 1000
 
 
-class BinLoader(Loader):
+class BinLoader(FolderLoader):
     """Reads pytorch_model*.bin: tensors only (``weights_only=True``), mapped, never arbitrary pickle."""
 
     name: ClassVar[str] = "bin"
-    path: Path = Field(description="The checkpoint's folder.")
 
     _files_read: dict[Path, dict[str, torch.Tensor]] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
-
-    def folder(self) -> Path:
-        return self.path
-
-    def config(self) -> Mapping[str, Any]:
-        return CheckpointFolder(self.path).config()
-
-    def side_files(self) -> Sequence[Path]:
-        return CheckpointFolder(self.path).side_files()
 
     def scan(self) -> Iterator[TensorSpec]:
         files, weight_map = self._files()
@@ -60,7 +50,7 @@ class BinLoader(Loader):
         return tensor.view(-1).view(torch.uint8).numpy().view(spec.dtype).reshape(spec.shape)
 
     def _files(self) -> tuple[list[Path], dict[str, str] | None]:
-        files, weight_map = CheckpointFolder(self.path).weight_files(PATTERN, INDEX)
+        files, weight_map = self.contents().weight_files(PATTERN, INDEX)
         if not files:
             raise CheckpointError(f"{self.path} has no {PATTERN} files")
         return files, weight_map

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import xxhash
-from pydantic import Field
+from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint import merge_scans
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
@@ -26,20 +26,12 @@ _KINDS: dict[str, tuple[str, np.dtype]] = {
 }
 
 
-class KtFolderLoader(Loader):
+class KtFolderLoader(FolderLoader):
     """Reads _layer_L/_numa_P/INT4_up_E_NByte_quant_.kt and the like under the names of the layout kt-amx."""
 
     name: ClassVar[str] = "kt-folder"
-    path: Path = Field(description="The folder with _layer_N in it.")
 
-    def folder(self) -> Path:
-        return self.path
-
-    def config(self) -> Mapping[str, Any]:
-        return CheckpointFolder(self.path).config()
-
-    def side_files(self) -> Sequence[Path]:
-        return [p for p in CheckpointFolder(self.path).side_files() if p.suffix != ".kt"]
+    _rest_loader: SafetensorsLoader | None = PrivateAttr(default=None)
 
     def scan(self) -> Iterator[TensorSpec]:
         scans = {file: [self._spec(file)] for file in self._files()}
@@ -60,7 +52,7 @@ class KtFolderLoader(Loader):
         return [*found, *(self._rest().sources() if self._has_rest() else ())]
 
     def _files(self) -> list[Path]:
-        CheckpointFolder(self.path).check()
+        self.contents().check()
         files = sorted(self.path.glob(PATTERN))
         if not files:
             raise CheckpointError(f"{self.path} has no {PATTERN} files")
@@ -81,7 +73,9 @@ class KtFolderLoader(Loader):
         return any(self.path.glob("*.safetensors"))
 
     def _rest(self) -> SafetensorsLoader:
-        return SafetensorsLoader(path=self.path)
+        if self._rest_loader is None:
+            self._rest_loader = SafetensorsLoader(path=self.path)
+        return self._rest_loader
 
 
 @hookimpl

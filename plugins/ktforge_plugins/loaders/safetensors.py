@@ -5,23 +5,23 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import xxhash
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 from safetensors import SafetensorError, safe_open
 
-from ktforge import CheckpointError, CheckpointFolder, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint import merge_scans, parse_json
 from ktforge.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
 
 
-class SafetensorsLoader(Loader):
+class SafetensorsLoader(FolderLoader):
     """Reads *.safetensors of a folder.
 
     ``io``: with ``mmap`` tensors are views of the mapped files, so kernels read the page cache; with ``pread`` they are
@@ -29,20 +29,10 @@ class SafetensorsLoader(Loader):
     """
 
     name: ClassVar[str] = "safetensors"
-    path: Path = Field(description="The checkpoint's folder.")
     io: Literal["mmap", "pread"] = "mmap"
 
     _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
-
-    def folder(self) -> Path:
-        return self.path
-
-    def config(self) -> Mapping[str, Any]:
-        return CheckpointFolder(self.path).config()
-
-    def side_files(self) -> Sequence[Path]:
-        return CheckpointFolder(self.path).side_files()
 
     def scan(self) -> Iterator[TensorSpec]:
         files, weight_map = self._files()
@@ -72,7 +62,7 @@ class SafetensorsLoader(Loader):
             self._mapped(spec.file).madvise(mmap.MADV_DONTNEED, start, spec.offset + spec.nbytes - start)
 
     def _files(self) -> tuple[list[Path], dict[str, str] | None]:
-        files, weight_map = CheckpointFolder(self.path).weight_files("*.safetensors", INDEX)
+        files, weight_map = self.contents().weight_files("*.safetensors", INDEX)
         if not files:
             raise CheckpointError(f"{self.path} has no *.safetensors files")
         return files, weight_map
