@@ -56,10 +56,17 @@ int ktq_isa_use(const char *name) {
 
 int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *codes, float *scales,
                struct ktq_where *where) {
-    if (stride < k) return KTQ_BAD_SHAPE;
-    if (bits == 8) return table()->absmax_i8(w, n, k, stride, codes, scales, where);
-    if (bits == 4) return table()->absmax_i4(w, n, k, stride, codes, scales, where);
-    return KTQ_BAD_SHAPE;
+    if (stride < k || (bits != 8 && bits != 4)) return KTQ_BAD_SHAPE;
+    for (size_t row = 0; row < n; row++, w += stride, codes += k) {
+        const uint16_t amax = table()->bf16_amax(w, k);
+        if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, row, where);
+        const float largest = ktq_row_absmax(w, k, amax);
+        scales[row] = bits == 8 ? ktq_scale_i8(largest) : ktq_scale_i4(largest);
+        const float inverse = ktq_inverse(scales[row]);
+        const ktq_table *isa = isfinite(inverse) ? table() : &ktq_scalar_table;
+        (bits == 8 ? isa->codes_i8 : isa->codes_i4)(w, k, inverse, codes);
+    }
+    return KTQ_OK;
 }
 
 int ktq_kt_amx_pack(const int8_t *codes, size_t n, size_t k, int bits, int8_t *out) {

@@ -14,8 +14,8 @@ typedef struct ktq_grid {
 
 typedef struct ktq_table {
     const char *name;
-    int (*absmax_i8)(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);
-    int (*absmax_i4)(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);
+    void (*codes_i8)(const uint16_t *, size_t, float, int8_t *);
+    void (*codes_i4)(const uint16_t *, size_t, float, int8_t *);
     void (*kt_amx_tile_i8)(const int8_t *, size_t, int8_t *);
     void (*kt_amx_tile_i4)(const int8_t *, size_t, int8_t *);
     void (*fp8_block)(const uint8_t *, size_t, size_t, size_t, float, uint16_t *, size_t);
@@ -33,15 +33,16 @@ typedef struct ktq_table {
     void (*nibble_row)(const uint8_t *, size_t, const float *, float, uint16_t *);
 } ktq_table;
 
-/* Declares the functions of one instruction set. Each tile function turns 16 rows of codes, `stride` apart, into
+/* Declares the functions of one instruction set. The codes functions quantise one run of weights by an inverse scale,
+ * which only the scalar ones take infinite. Each tile function turns 16 rows of codes, `stride` apart, into
  * one 1024-byte tile, and each untile function a tile into rows; group quantises one run; nibble_row converts
  * one run of 4-bit codes; fp8_block converts n x k values that share a scale, the row functions one run of values. The amax
  * functions give the largest magnitude of a run: its bits without the sign, so a NaN is the largest. The panel functions
  * quantise 16 rows of bf16, `stride` apart, by their 16 inverse scales (only the scalar ones take infinite inverses)
  * and leave tiles that begin 2048 bytes apart. */
 #define KTQ_DECLARE(isa)                                                                                              \
-    int ktq_##isa##_absmax_i8(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);       \
-    int ktq_##isa##_absmax_i4(const uint16_t *, size_t, size_t, size_t, int8_t *, float *, struct ktq_where *);       \
+    void ktq_##isa##_codes_i8(const uint16_t *, size_t, float, int8_t *);                                             \
+    void ktq_##isa##_codes_i4(const uint16_t *, size_t, float, int8_t *);                                             \
     void ktq_##isa##_kt_amx_tile_i8(const int8_t *, size_t, int8_t *);                                                \
     void ktq_##isa##_kt_amx_tile_i4(const int8_t *, size_t, int8_t *);                                                \
     void ktq_##isa##_fp8_block(const uint8_t *, size_t, size_t, size_t, float, uint16_t *, size_t);                   \
@@ -61,8 +62,8 @@ typedef struct ktq_table {
 
 #define KTQ_DEFINE_TABLE(isa)                                                                                         \
     const ktq_table ktq_##isa##_table = {#isa,                                                                        \
-                                         ktq_##isa##_absmax_i8,                                                       \
-                                         ktq_##isa##_absmax_i4,                                                       \
+                                         ktq_##isa##_codes_i8,                                                        \
+                                         ktq_##isa##_codes_i4,                                                        \
                                          ktq_##isa##_kt_amx_tile_i8,                                                  \
                                          ktq_##isa##_kt_amx_tile_i4,                                                  \
                                          ktq_##isa##_fp8_block,                                                       \

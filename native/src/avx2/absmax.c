@@ -31,37 +31,17 @@ uint16_t ktq_avx2_bf16_amax(const uint16_t *w, size_t k) {
     return amax;
 }
 
-int ktq_avx2_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
-                       struct ktq_where *where) {
-    for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = ktq_avx2_bf16_amax(w, k);
-        if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
-        scales[i] = ktq_scale_i8(ktq_row_absmax(w, k, amax));
-        float inverse = ktq_inverse(scales[i]);
-        size_t j = 0;
-        if (isfinite(inverse)) { /* otherwise products may be infinite or NaN, and cvtps knows no clamp */
-            const __m256 inv = _mm256_set1_ps(inverse);
-            for (; j + 32 <= k; j += 32) ktq_store32(codes + j, ktq_codes16(w + j, inv), ktq_codes16(w + j + 16, inv));
-        }
-        for (; j < k; j++) codes[j] = (int8_t)ktq_code_i8(ktq_f32_of_bf16(w[j]), inverse);
-    }
-    return KTQ_OK;
+void ktq_avx2_codes_i8(const uint16_t *w, size_t k, float inverse, int8_t *codes) {
+    const __m256 inv = _mm256_set1_ps(inverse);
+    size_t j = 0;
+    for (; j + 32 <= k; j += 32) ktq_store32(codes + j, ktq_codes16(w + j, inv), ktq_codes16(w + j + 16, inv));
+    ktq_scalar_codes_i8(w + j, k - j, inverse, codes + j);
 }
 
-int ktq_avx2_absmax_i4(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
-                       struct ktq_where *where) {
-    for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = ktq_avx2_bf16_amax(w, k);
-        if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
-        scales[i] = ktq_scale_i4(ktq_row_absmax(w, k, amax));
-        float inverse = ktq_inverse(scales[i]);
-        size_t j = 0;
-        if (isfinite(inverse)) {
-            const __m256 inv = _mm256_set1_ps(inverse);
-            for (; j + 32 <= k; j += 32)
-                ktq_store32(codes + j, nibbles16(ktq_codes16(w + j, inv)), nibbles16(ktq_codes16(w + j + 16, inv)));
-        }
-        for (; j < k; j++) codes[j] = (int8_t)ktq_code_i4(ktq_f32_of_bf16(w[j]), inverse);
-    }
-    return KTQ_OK;
+void ktq_avx2_codes_i4(const uint16_t *w, size_t k, float inverse, int8_t *codes) {
+    const __m256 inv = _mm256_set1_ps(inverse);
+    size_t j = 0;
+    for (; j + 32 <= k; j += 32)
+        ktq_store32(codes + j, nibbles16(ktq_codes16(w + j, inv)), nibbles16(ktq_codes16(w + j + 16, inv)));
+    ktq_scalar_codes_i4(w + j, k - j, inverse, codes + j);
 }

@@ -15,36 +15,16 @@ uint16_t ktq_neon_bf16_amax(const uint16_t *w, size_t k) {
     return rest > amax ? rest : amax;
 }
 
-int ktq_neon_absmax_i8(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
-                       struct ktq_where *where) {
-    for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = ktq_neon_bf16_amax(w, k);
-        if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
-        scales[i] = ktq_scale_i8(ktq_row_absmax(w, k, amax));
-        float inverse = ktq_inverse(scales[i]);
-        size_t j = 0;
-        if (isfinite(inverse)) {
-            const float32x4_t inv = vdupq_n_f32(inverse);
-            for (; j + 16 <= k; j += 16) vst1q_s8(codes + j, codes16(w + j, inv));
-        }
-        for (; j < k; j++) codes[j] = (int8_t)ktq_code_i8(ktq_f32_of_bf16(w[j]), inverse);
-    }
-    return KTQ_OK;
+void ktq_neon_codes_i8(const uint16_t *w, size_t k, float inverse, int8_t *codes) {
+    const float32x4_t inv = vdupq_n_f32(inverse);
+    size_t j = 0;
+    for (; j + 16 <= k; j += 16) vst1q_s8(codes + j, codes16(w + j, inv));
+    ktq_scalar_codes_i8(w + j, k - j, inverse, codes + j);
 }
 
-int ktq_neon_absmax_i4(const uint16_t *w, size_t n, size_t k, size_t stride, int8_t *codes, float *scales,
-                       struct ktq_where *where) {
-    for (size_t i = 0; i < n; i++, w += stride, codes += k) {
-        uint16_t amax = ktq_neon_bf16_amax(w, k);
-        if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, i, where);
-        scales[i] = ktq_scale_i4(ktq_row_absmax(w, k, amax));
-        float inverse = ktq_inverse(scales[i]);
-        size_t j = 0;
-        if (isfinite(inverse)) {
-            const float32x4_t inv = vdupq_n_f32(inverse);
-            for (; j + 16 <= k; j += 16) vst1q_s8(codes + j, vshrq_n_s8(sixteens(codes16(w + j, inv)), 4));
-        }
-        for (; j < k; j++) codes[j] = (int8_t)ktq_code_i4(ktq_f32_of_bf16(w[j]), inverse);
-    }
-    return KTQ_OK;
+void ktq_neon_codes_i4(const uint16_t *w, size_t k, float inverse, int8_t *codes) {
+    const float32x4_t inv = vdupq_n_f32(inverse);
+    size_t j = 0;
+    for (; j + 16 <= k; j += 16) vst1q_s8(codes + j, vshrq_n_s8(sixteens(codes16(w + j, inv)), 4));
+    ktq_scalar_codes_i4(w + j, k - j, inverse, codes + j);
 }
