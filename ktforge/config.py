@@ -104,6 +104,8 @@ def _set(data: CommentedMap, change: str) -> None:
             target = target[int(parent)]
         elif isinstance(target, dict) and isinstance(target.get(parent), dict | list):
             target = target[parent]
+        elif target is data and parent in _KEYS and parent not in data:
+            target = data[parent] = CommentedMap()
         else:
             raise ConfigError(f"--set {change}: the pipeline has no {parent!r} there")
     if not isinstance(target, dict):

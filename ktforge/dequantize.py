@@ -125,20 +125,31 @@ def restored(spec: QuantSpec, part: QuantPart) -> np.ndarray:
 
 def _layout(inner: Loader, source: Path, registry: Registry) -> Layout:
     manifest = source / MANIFEST
-    pipeline = read_json(manifest).get("pipeline") if manifest.exists() else None
-    if isinstance(pipeline, dict) and pipeline.get("layout"):
-        options = {k: v for k, v in pipeline["layout"].items() if k != "use"}
-        return registry.build("layout", pipeline["layout"]["use"], options)
+    if manifest.exists():
+        pipeline = read_json(manifest).get("pipeline")
+        named = pipeline.get("layout") if isinstance(pipeline, dict) else None
+        if named is not None:
+            try:
+                return registry.build("layout", named["use"], {k: v for k, v in named.items() if k != "use"})
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise CheckpointError(
+                    f"{manifest} names a layout that cannot be built; it is damaged, or of another version of ktforge"
+                ) from error
+    if "quantization_config" in inner.config():
+        raise CheckpointError(
+            f"{source} was not written by ktforge, but its config.json says how it is quantised: `ktforge moe-to-bf16` "
+            "reads it"
+        )
     tensors = {spec.name: spec for spec in inner.scan()}
     for entry in registry.entries():
         if not issubclass(entry.cls, Layout):
             continue
         try:
-            layout = entry.cls()
-            if any(True for _ in layout.find(tensors, inner.config(), inner.read)):
-                return layout
+            candidate = entry.cls()
+            if any(True for _ in candidate.find(tensors, inner.config(), inner.read)):
+                return candidate
         except (Unsupported, ValueError):  # it cannot be read back, or needs options that only a manifest would tell
             continue
         except KtforgeError:
-            return layout  # its own, and broken: the scan says what is wrong
+            return candidate  # its own, and broken: the scan says what is wrong
     raise CheckpointError(f"{source} holds no packed weights that an installed layout can read back")

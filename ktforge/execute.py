@@ -13,7 +13,7 @@ import pluggy
 
 from ktforge import native
 from ktforge.errors import PluginError
-from ktforge.lazy import Pending, pending
+from ktforge.lazy import LazyTensors, Pending, pending
 from ktforge.plan import Plan, PlannedUnit, Result
 from ktforge.registry import blame, owner
 from ktforge.sourcewatch import SourceWatch, WatchedSink
@@ -48,9 +48,9 @@ def execute(
     plan.check()
     plan.check_memory(memory_limit)
     watch = SourceWatch(plan.sources)
-    hook.ktforge_planned(plan=plan)
     loader = plan.pipeline.loader
     with plan.pipeline.writer.open(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
+        hook.ktforge_planned(plan=plan)
 
         def work(planned: PlannedUnit) -> None:
             started = time.perf_counter()
@@ -151,7 +151,15 @@ def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:
                 for role, tensor in (result.renamed or {}).items():
                     sink.write(tensor, unit.tensors[role])
             else:
-                _pack(plan, result, unit, sink)
+                _pack(plan, result, _narrowed(unit, result.unit), sink)
+
+
+def _narrowed(unit: Unit, spec: UnitSpec) -> Unit:
+    """What of a unit one quantizer was asked for; tensors that are not made yet stay so."""
+    if spec.tensors.keys() == unit.tensors.keys():
+        return unit
+    waiting = {role: tensor for role in spec.tensors if (tensor := pending(unit.tensors, role)) is not None}
+    return Unit(spec, LazyTensors({r: unit.tensors[r] for r in spec.tensors if r not in waiting}, waiting))
 
 
 def _load(loader: Loader, spec: UnitSpec) -> Unit:

@@ -293,4 +293,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 if os.environ.get(ISA_VARIABLE):
-    use_isa(os.environ[ISA_VARIABLE])
+    try:
+        use_isa(os.environ[ISA_VARIABLE])
+    except ConfigError as error:
+        raise ConfigError(f"{ISA_VARIABLE}: {error}") from None

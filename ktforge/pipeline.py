@@ -135,4 +135,6 @@ def _bound(rule: Rule, config: Mapping[str, Any]) -> Rule:
 
 
 def _named(stage: Stage) -> dict[str, Any]:
-    return {"use": stage.name, **stage.model_dump(mode="json", exclude_none=True)}
+    held = {k: v for k in type(stage).model_fields if isinstance(v := getattr(stage, k), Stage)}
+    plain = stage.model_dump(mode="json", exclude_none=True, exclude=set(held))
+    return {"use": stage.name, **plain, **{k: _named(v) for k, v in held.items()}}

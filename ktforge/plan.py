@@ -16,6 +16,7 @@ from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_extra, check_shapes, group
 from ktforge.modelconfig import ModelConfig
+from ktforge.output import check_output
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
 from ktforge.source import read_source
@@ -193,22 +194,36 @@ def _make_plan(pipeline: Pipeline) -> Plan:
             left_out.extend(unit.tensors.values())
     for pattern in targets.unused():
         problems.add(f"the rule {pattern!r} matches no weight that can be quantised, or comes behind one that does")
-    files = _plan_files(bound, units, problems) if not problems.lines() else ()
+    results = list(_results(units))
+    if bound.layout is not None:
+        with blame(bound.layout, "the output"):
+            problems.extend(bound.layout.check(results))
     edited: Mapping[str, Any] = config
-    for stage in bound.stages():
-        with blame(stage, "config.json"):
-            edited = stage.edit_config(edited, list(_results(units)))
+    for stage in bound.stages() if not problems.lines() else ():
+        try:
+            with blame(stage, "config.json"):
+                edited = stage.edit_config(edited, results)
+        except Unsupported as refusal:
+            problems.extend(refusal.problems)
+    files = _plan_files(bound, units, problems) if not problems.lines() else ()
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), source.side_files,
         source.files, tuple(left_out), problems.lines(),
     )  # fmt: skip
     folder = pipeline.writer.folder()
-    return replace(plan, problems=(*plan.problems, *shortages(folder, files))) if folder is not None else plan
+    if folder is None:
+        return plan
+    wrong = check_output(folder, pipeline.loader.folder()) or shortages(folder, files)
+    return replace(plan, problems=(*plan.problems, *wrong))
 
 
 def _dense_message(model: ModelConfig, pipeline: Pipeline) -> str:
     kind = f"model_type {model.model_type}" if model.model_type else "no model_type"
-    mend = f", and the layout {pipeline.layout.name} holds nothing else; others do" if pipeline.layout else ""
+    mend = (
+        f", and the layout {pipeline.layout.name} holds nothing else; compressed-tensors does"
+        if pipeline.layout
+        else ""
+    )
     return f"this is a dense model ({kind}; config.json names no experts): there are no MoE experts to convert{mend}"
 
 

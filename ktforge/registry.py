@@ -97,6 +97,8 @@ class Registry:
             )
         try:
             plugin = point.load()
+        except KtforgeError:  # such as a KTFORGE_ISA that this CPU does not have
+            raise
         except (Exception, SystemExit) as error:
             raise PluginError(
                 f"{owner} cannot be imported ({_reason(error)}): mend or uninstall it, or {_off(point.name)}"

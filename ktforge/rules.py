@@ -13,7 +13,7 @@ from ktforge.tensors import TensorSpec, UnitSpec
 
 REGEX = "re:"
 #: Modules of a dense model that stay as they are unless a rule says otherwise.
-_KEPT = re.compile(r"(^|\.)(lm_head|[^.]*embed[^.]*|wte|wpe)\.weight$")
+_KEPT = re.compile(r"(^|\.)(lm_head|score|classifier|relative_attention_bias|[^.]*embed[^.]*|wte|wpe)\.weight$")
 
 
 class Rule(BaseModel):
@@ -50,7 +50,7 @@ class Targets:
 
     def __init__(self, default: Quantizer | None, rules: tuple[Rule, ...], dense: bool) -> None:
         self._default, self._rules, self._dense = default, rules, dense
-        self._unused = set(rules)
+        self._unused = set(range(len(rules)))
 
     def split(self, unit: UnitSpec) -> list[tuple[Quantizer | None, UnitSpec]]:
         """The unit in as few pieces as have one quantizer each; None: the piece is kept."""
@@ -59,21 +59,21 @@ class Targets:
             weight = parameters.get("weight")
             chosen[projection] = self._choose(unit, weight) if weight is not None else self._unnamed(unit)
         pieces: list[tuple[Quantizer | None, UnitSpec]] = []
-        for quantizer in dict.fromkeys(chosen.values()):
-            roles = {r: t for r, t in unit.tensors.items() if chosen[r.rpartition(".")[0]] == quantizer}
+        for quantizer in {id(q): q for q in chosen.values()}.values():  # an option may be a list, which has no hash
+            roles = {r: t for r, t in unit.tensors.items() if chosen[r.rpartition(".")[0]] is quantizer}
             pieces.append((quantizer, unit if len(roles) == len(unit.tensors) else unit.with_tensors(roles)))
         return pieces
 
     def unused(self) -> list[str]:
         """The patterns of the rules that decided nothing, in their order."""
-        return [rule.match for rule in self._rules if rule in self._unused]
+        return [rule.match for i, rule in enumerate(self._rules) if i in self._unused]
 
     def _choose(self, unit: UnitSpec, weight: TensorSpec) -> Quantizer | None:
         if len(weight.shape) != 2:
             return None
-        for rule in self._rules:
+        for i, rule in enumerate(self._rules):
             if rule.matches(weight.name):
-                self._unused.discard(rule)
+                self._unused.discard(i)
                 return rule.quantizer
         if unit.is_expert:
             return self._default

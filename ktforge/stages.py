@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -136,6 +136,10 @@ class Layout(Stage):
     @abstractmethod
     def plan(self, spec: QuantSpec) -> PackedSpec:
         """The tensors that :meth:`pack` will fill, with their exact sizes."""
+
+    def check(self, results: Sequence[Result]) -> Iterable[str]:
+        """What speaks against the whole output, such as experts that one rule keeps and another packs."""
+        return ()
 
     @abstractmethod
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:

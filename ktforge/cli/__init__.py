@@ -46,6 +46,9 @@ def main() -> None:
     except BrokenPipeError:  # such as `ktforge plan … | head`
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:  # such as standard output on a full disk
+        print(f"error: {error.filename or 'the output of this command'}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _printable(text: str) -> str:

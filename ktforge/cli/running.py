@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ktforge.errors import KtforgeError
+from ktforge.errors import OutputError
 from ktforge.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -48,9 +48,14 @@ def carry_out(
         plan = pipeline.run(
             overwrite=overwrite, restart=restart, verify=verify, workers=workers, memory_limit=limit, registry=registry
         )
-    except (KtforgeError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         progress.stop()
         _say_how_to_go_on(pipeline)
+        raise
+    except OutputError as error:
+        progress.stop()
+        if isinstance(error.__cause__, OSError):  # once there is room again, say; a refusal has its own mend
+            _say_how_to_go_on(pipeline)
         raise
     finally:
         progress.stop()

@@ -60,7 +60,7 @@ def test_what_is_wrong_is_said_once(tmp_path, registry):
 
 def test_what_cannot_be_made_says_why(tmp_path, registry):
     data = checkpoints.fuse(checkpoints.tensors(), transposed=True, interleaved=True, biases=True)
-    folder = checkpoints.write(tmp_path, data, checkpoints.config(model_type="gpt_oss"))
+    folder = checkpoints.write(tmp_path / "model", data, checkpoints.config(model_type="gpt_oss"))
     seen = inspect(folder, registry)
     assert seen.fused and seen.problems == () and seen.threadpool_count is None
     assert seen.targets["moe-to-bf16"] == ()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ktforge_plugins import Int4, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
-from ktforge import OutputError, Pipeline, PluginError
+from ktforge import OutputError, Pipeline, PlanError, PluginError
 from ktforge.output import PARTIAL
 from ktforge.testing import MemoryLoader
 
@@ -81,14 +81,14 @@ def test_a_failed_overwrite_leaves_the_old_output(source, out):
 def test_output_and_checkpoint_must_not_overlap(tmp_path, place):
     source = checkpoints.write(tmp_path / "a" / "model", checkpoints.tensors(), checkpoints.config())
     target = {"inside": source / "out", "around": tmp_path / "a", "same": tmp_path / "a" / "." / "model"}[place]
-    with pytest.raises(OutputError, match="overlap: choose another folder"):
+    with pytest.raises(PlanError, match="overlap: choose another folder"):
         pipeline(source, SafetensorsWriter(path=target)).run(overwrite=True)
     assert (source / "model.safetensors").exists()
 
 
 def test_a_file_in_the_way(source, out):
     out.write_text("x")
-    with pytest.raises(OutputError, match="is a file: give a folder"):
+    with pytest.raises(PlanError, match="is a file: give a folder"):
         pipeline(source, SafetensorsWriter(path=out)).run(overwrite=True)
 
 

@@ -202,6 +202,42 @@ def test_a_rule_that_is_no_pattern_is_an_error():
         Rule(match="re:(", quantizer=None)
 
 
+@pytest.mark.parametrize(
+    ("quantizer", "message"),
+    [(None, "rules keep model.layers.0.mlp.experts.1 and 1 more, but kt-amx needs all"),
+     (Int8(), "rules ask for experts of 4 and 8 bits, but kt-amx has one precision")],
+)  # fmt: skip
+def test_kt_amx_has_no_gap_and_one_precision(quantizer, message):
+    """The engine would stop at the first expert that is missing, without a word."""
+    loader = MemoryLoader(tensors=checkpoints.tensors(), model=checkpoints.config())
+    rules = (Rule(match="*.experts.1.*", quantizer=quantizer),)
+    pipeline = Pipeline(loader=loader, quantize=Int4(), rules=rules, layout=KtAmx(), writer=MemoryWriter())
+    assert pipeline.plan().problems == (message,)
+
+
+def test_a_quantizer_gets_what_it_planned_and_may_have_options_without_a_hash():
+    seen = []
+
+    class Listed(Int8):
+        name = "listed"
+        layers: list[int]
+
+        def quantize(self, unit, spec):
+            seen.append((unit.spec == spec.unit, sorted(unit.tensors)))
+            return super().quantize(unit, spec)
+
+    rules = (Rule(match="*.down_proj.weight", quantizer=Listed(layers=[1])),)
+    convert(checkpoints.tensors(), checkpoints.config(), Int4(group_size=32), rules)
+    assert seen == [(True, ["down.weight"])] * (checkpoints.LAYERS * checkpoints.EXPERTS)
+
+
+def test_weights_that_stay_quantised_are_refused():
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = checkpoints.config(quantization_config=quantization)
+    (problem,) = convert(checkpoints.tensors(), model, Int4(group_size=32))
+    assert "config.json has a quantization_config already" in problem and "put moe-to-bf16 under preprocess" in problem
+
+
 def test_kt_amx_holds_whole_experts_only():
     rules = (Rule(match="*.down_proj.weight", quantizer=None),)
     loader = MemoryLoader(tensors=checkpoints.tensors(), model=checkpoints.config())

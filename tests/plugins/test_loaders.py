@@ -186,3 +186,23 @@ def test_a_config_that_is_no_json_object(tmp_path, text):
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(CheckpointError, match=r"config\.json"):
         AutoLoader(path=tmp_path).config()
+
+
+@pytest.mark.parametrize("kind", [SafetensorsLoader, AutoLoader, BinLoader])
+def test_a_loader_that_is_used_again_reads_what_is_there_now(tmp_path, kind):
+    write = write_bin if kind is BinLoader else lambda f, d: checkpoints.write(f, d, checkpoints.config())
+    loader = kind(path=write(tmp_path / "model", MIXED))
+    assert same(contents(loader), MIXED)
+    changed = {**MIXED, "c.bytes": np.arange(7, 14, dtype=np.uint8)}
+    write(tmp_path / "new", changed)
+    for file in (tmp_path / "new").iterdir():
+        if file.is_file():
+            file.replace(tmp_path / "model" / file.name)
+    assert same(contents(loader), changed)
+
+
+def test_reading_bin_without_torch_says_what_to_install(tmp_path, monkeypatch):
+    folder = write_bin(tmp_path, MIXED)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for kind in (BinLoader, AutoLoader):
+        assert "needs torch: pip install 'ktforge[torch]'" in refusal(kind(path=folder))

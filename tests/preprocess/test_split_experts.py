@@ -101,8 +101,22 @@ def test_what_is_stored_beside_a_weight_is_cut_with_it():
     assert second.tensors["down.bias"].tolist() == [4, 5, 6, 7]
     assert np.array_equal(second.tensors["up.weight"], gate_up[1, 4:])
     alternating = bound(SplitExperts(gate_up="interleaved"), moe_intermediate_size=4, hidden_size=4)
+    with pytest.raises(Unsupported, match="scales of blocks that hold rows of gate and of up: put moe-to-bf16 before"):
+        list(alternating.apply(fused_unit(arrays)))
+    del arrays["gate_up.weight_scale_inv"]
     second = list(alternating.apply(fused_unit(arrays)))[1]
     assert second.tensors["up.bias"].tolist() == [9, 11, 13, 15]
+
+
+def test_blocks_that_cross_from_gate_to_up_are_refused():
+    """224 rows of each in blocks of 128: the second block has rows of both."""
+    arrays = {
+        "gate_up.weight": np.zeros((1, 448, 128), np.int8), "gate_up.weight_scale_inv": np.ones((1, 4, 1), np.float32),
+        "down.weight": np.zeros((1, 128, 224), np.int8), "down.weight_scale_inv": np.ones((1, 1, 2), np.float32),
+    }  # fmt: skip
+    model = {"moe_intermediate_size": 224, "hidden_size": 128, "quantization_config": {"weight_block_size": [128, 128]}}
+    with pytest.raises(Unsupported, match="scales of blocks that hold rows of gate and of up"):
+        bound(**model).plan(fused_unit(arrays).spec)
 
 
 @pytest.mark.parametrize("scale_of", ["blocks", "rows"])

@@ -1,5 +1,6 @@
 """What goes on, what is refused and why, and who may write."""
 
+import errno
 import fcntl
 import json
 import os
@@ -13,7 +14,18 @@ from conversions import convert, model, pipeline, tree
 from faults import Disk, dies, run_in_child
 from ktforge_plugins import Int8, KtAmx, SafetensorsWriter
 
-from ktforge import CheckpointError, OutputError, PluginError, Registry, hookimpl, lock, native, output, sourcewatch
+from ktforge import (
+    CheckpointError,
+    OutputError,
+    PlanError,
+    PluginError,
+    Registry,
+    hookimpl,
+    lock,
+    native,
+    output,
+    sourcewatch,
+)
 from ktforge.checkpoint import UNFINISHED
 from ktforge.cli import main
 
@@ -196,7 +208,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(copy, out, tmp_path):
     assert victim.read_text() == "mine"
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / output.PARTIAL).symlink_to(tmp_path)
-    with pytest.raises(OutputError, match="is a symbolic link, which ktforge does not make"):
+    with pytest.raises(PlanError, match="is a symbolic link, which ktforge does not make"):
         convert(copy, tmp_path / "two", Disk())
 
 
@@ -350,18 +362,37 @@ def test_ctrl_c(copy, out, twice):
     assert ("going on: " in done.stderr) or twice
 
 
-def test_an_error_says_that_the_output_can_go_on(copy, out, monkeypatch, capsys):
+def run_main(monkeypatch, capsys, *words):
+    """What the command says on stderr when it fails."""
+    monkeypatch.setattr(sys, "argv", ["ktforge", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    return capsys.readouterr().err
+
+
+def test_a_full_disk_says_that_the_output_can_go_on(copy, out, monkeypatch, capsys):
+    left, write = iter(range(20)), os.pwrite
+
+    def filling_up(*arguments):
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", filling_up)
+    said = run_main(monkeypatch, capsys, "convert", *command(copy, out)[4:])
+    assert "No space left on device" in said
+    assert f"{out} is unfinished: the same command goes on where it stopped" in said
+
+
+def test_a_damaged_source_does_not_say_so(copy, out, monkeypatch, capsys):
     data = checkpoints.load_output(copy)
     name = checkpoints.expert_name(0, 5, "down")
     data[name][0, 0] = float("nan")
     checkpoints.write(copy, data, json.loads((copy / "config.json").read_text()), 2)
-    monkeypatch.setattr(sys, "argv", ["ktforge", "convert", *command(copy, out)[4:]])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 1
-    assert f"{out} is unfinished: the same command goes on where it stopped" in said
+    said = run_main(monkeypatch, capsys, "convert", *command(copy, out)[4:])
     assert f"{name} is NaN or infinite" in said and "\nerror: " in said
+    assert "goes on where it stopped" not in said, "a good copy is another source"
 
 
 def test_what_would_steer_a_terminal_is_spelled_out(tmp_path, monkeypatch, capsys):

@@ -113,6 +113,11 @@ class CompressedTensors(Layout):
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         """Adds ``quantization_config``: a config group per scheme, and everything left unquantised under ``ignore``."""
+        if any("quantization_config" in level for level in (config, config.get("text_config") or {})):
+            raise Unsupported(
+                "config.json has a quantization_config already, for weights that stay as they are: put moe-to-bf16 "
+                "under preprocess, which makes them BF16"
+            )
         schemes: dict[tuple[Any, ...], list[str]] = {}
         for result in results:
             if result.quant is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +20,7 @@ from ktforge import (
     QuantPart,
     QuantSpec,
     QuantUnit,
+    Result,
     TensorSpec,
     Unit,
     UnitSpec,
@@ -82,6 +83,15 @@ class KtAmx(Layout):
             tensors.append(TensorSpec(f"{stem}.weight", INT8, (n * k * spec.bits // 8,)))
             tensors.append(TensorSpec(f"{stem}.scale", FLOAT32, (n,)))
         return PackedSpec(tuple(tensors), f"kt-amx-int{spec.bits}/1")
+
+    def check(self, results: Sequence[Result]) -> Iterable[str]:
+        """The engine counts experts upward and stops at the first gap, and reads all in one precision."""
+        kept = [r.unit.name for r in results if r.unit.is_expert and r.quant is None]
+        if kept:
+            yield f"rules keep {kept[0]}{f' and {len(kept) - 1:,} more' if kept[1:] else ''}, but {self.name} needs all"
+        bits = sorted({r.quant.bits for r in results if r.quant is not None})
+        if len(bits) > 1:
+            yield f"rules ask for experts of {' and '.join(map(str, bits))} bits, but {self.name} has one precision"
 
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         for part, quantised in zip(unit.spec.parts, unit.parts, strict=True):

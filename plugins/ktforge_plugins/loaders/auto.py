@@ -22,6 +22,7 @@ class AutoLoader(FolderLoader):
     _chosen: Loader | None = PrivateAttr(default=None)
 
     def scan(self) -> Iterator[TensorSpec]:
+        self._chosen = None  # the folder may have changed
         return self._choice().scan()
 
     def read(self, spec: TensorSpec) -> np.ndarray:

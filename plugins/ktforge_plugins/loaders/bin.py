@@ -35,6 +35,8 @@ class BinLoader(FolderLoader):
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def scan(self) -> Iterator[TensorSpec]:
+        with self._lock:
+            self._files_read.clear()  # a file of the same name may be another one by now
         files, weight_map = self._files()
         return merge_scans({f: list(self._scan_file(f)) for f in files}, weight_map, self.path)
 
@@ -56,8 +58,9 @@ class BinLoader(FolderLoader):
         return files, weight_map
 
     def _scan_file(self, file: Path) -> Iterator[TensorSpec]:
+        tensors = self._tensors(file)  # which says so where torch is missing
         dtypes = _numpy_dtypes()
-        for name, tensor in self._tensors(file).items():
+        for name, tensor in tensors.items():
             if tensor.dtype not in dtypes:
                 raise CheckpointError(f"{file}: {name} has the dtype {tensor.dtype}, which ktforge does not read")
             yield TensorSpec(name, dtypes[tensor.dtype], tuple(tensor.shape), file)

@@ -35,6 +35,8 @@ class SafetensorsLoader(FolderLoader):
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def scan(self) -> Iterator[TensorSpec]:
+        with self._lock:
+            self._maps.clear()  # a file of the same name may be another one by now
         files, weight_map = self._files()
         return merge_scans({f: list(_scan_file(f)) for f in files}, weight_map, self.path)
 

@@ -39,13 +39,14 @@ def block_of(
     """
     rows, cols = shape
     count = math.prod(scale.shape)
-    if count == 1:
+    grid = (-(-rows // announced[0]), -(-cols // announced[1])) if announced else (1, 1)
+    if count == 1 and (grid == (1, 1) or len(scale.shape) < 2):
         return rows, cols
     if scale.shape in ((rows,), (rows, 1)):
         return 1, cols
     if count and len(scale.shape) == 2:
         if announced:  # what config.json says is what the scales mean, even where another grid would divide evenly
-            if scale.shape == (-(-rows // announced[0]), -(-cols // announced[1])):
+            if scale.shape == grid:
                 return announced
         elif rows % scale.shape[0] == 0 and cols % scale.shape[1] == 0:
             return rows // scale.shape[0], cols // scale.shape[1]

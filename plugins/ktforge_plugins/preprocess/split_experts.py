@@ -12,6 +12,7 @@ from pydantic import PrivateAttr
 from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
 from ktforge.architectures import gate_up_of
 from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge_plugins.preprocess.number_format import quantization_config
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -45,10 +46,12 @@ class SplitExperts(Preprocessor):
     order: Literal["auto", "out-in", "in-out"] = "auto"
 
     _model: ModelConfig | None = PrivateAttr(default=None)
+    _block: object = PrivateAttr(default=None)
 
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
         bound._model = read_model_config(config)
+        bound._block = quantization_config(config).get("weight_block_size")
         return bound
 
     def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
@@ -131,18 +134,31 @@ class SplitExperts(Preprocessor):
     def _rows(self, projection: str, tensor: TensorSpec, axis: int) -> slice:
         assert self._model is not None
         total = tensor.shape[1 + axis] if len(tensor.shape) > 1 + axis else 0
-        if total % 2:
-            raise Unsupported(f"{tensor} cannot be cut into gate and up")
         how = gate_up_of(self._model.model_type) if self.gate_up == "auto" else self.gate_up
         if how is None:
             raise Unsupported(
                 f"no architecture file names model_type {self._model.model_type!r}, so whether gate and up are halves "
                 f"of {tensor.name} or alternate is not known: say {self.name} {{gate_up: halves}} or interleaved"
             )
+        self._check_cut(tensor, total, how)
         first = projection == "gate"
         if how == "interleaved":
             return slice(0 if first else 1, None, 2)
         return slice(0, total // 2) if first else slice(total // 2, None)
+
+    def _check_cut(self, tensor: TensorSpec, total: int, how: str) -> None:
+        """Refuses what one cut cannot part: scales of blocks that hold rows of gate and of up."""
+        assert self._model is not None
+        size = self._model.expert_size
+        if total == 2 * size:
+            return
+        block = self._block[0] if isinstance(self._block, list) and self._block else 0
+        if not isinstance(block, int) or block < 1:  # not announced: the grid tells, if it divides evenly
+            block = 2 * size // total if total and 2 * size % total == 0 else 0
+        if how == "interleaved" or not block or size % block or total != 2 * (size // block):
+            raise Unsupported(
+                f"{tensor} has scales of blocks that hold rows of gate and of up: put moe-to-bf16 before {self.name}"
+            )
 
 
 @hookimpl
