@@ -16,7 +16,7 @@ from ktforge.errors import CheckpointError, KtforgeError, Unsupported
 from ktforge.pipeline import Pipeline
 from ktforge.registry import Registry, blame
 from ktforge.stages import Layout, Loader
-from ktforge.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec
+from ktforge.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
 
 def dequantize_pipeline(source: Path, output: Path, registry: Registry) -> Pipeline:
@@ -28,6 +28,8 @@ def dequantize_pipeline(source: Path, output: Path, registry: Registry) -> Pipel
     inner = registry.build("loader", "auto", {"path": source})
     assert isinstance(inner, Loader)
     loader = PackedLoader(inner=inner, layout=_layout(inner, source, registry))
+    if (source / MANIFEST).exists():
+        loader.name_by(read_json(source / MANIFEST))
     return Pipeline(loader=loader, writer=registry.build("writer", "safetensors", {"path": output}))
 
 
@@ -43,6 +45,18 @@ class PackedLoader(Loader):
     #: Stored name → stored tensor; and the stored name of every tensor that passes through.
     _stored: dict[str, TensorSpec] = PrivateAttr(default_factory=dict)
     _passed: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    #: What only the manifest knows: output name → source name, and what stood before ``layers.`` in experts' names.
+    _renamed: dict[str, str] = PrivateAttr(default_factory=dict)
+    _prefix: str | None = PrivateAttr(default=None)
+
+    def name_by(self, manifest: Mapping[str, Any]) -> None:
+        """Takes the source's names from a manifest of ktforge, as far as it has them."""
+        renamed, prefix = manifest.get("renamed"), manifest.get("expert_prefix")
+        if isinstance(renamed, dict):
+            self._renamed = {k: v for k, v in renamed.items() if isinstance(v, str)}
+        if isinstance(prefix, str):
+            self._prefix = prefix
 
     def folder(self) -> Path | None:
         return self.inner.folder()
@@ -62,6 +76,7 @@ class PackedLoader(Loader):
         used: set[str] = set()
         with blame(self.layout, "the packed tensors"):
             found = list(self.layout.find(self._stored, self.inner.config(), self.inner.read))
+            found = [replace(spec, unit=self._named(spec.unit)) for spec in found]
             for spec in found:
                 planned = self.layout.plan(spec).tensors
                 used.update(t.name for t in planned)
@@ -74,7 +89,7 @@ class PackedLoader(Loader):
             yield from spec.unit.tensors.values()
         for name, tensor in self._stored.items():
             if name not in used:
-                original = self.layout.original(name)
+                original = self._renamed.get(name) or self.layout.original(name)
                 self._passed[original] = name
                 yield replace(tensor, name=original)
 
@@ -87,6 +102,13 @@ class PackedLoader(Loader):
         for part, codes in zip(wanted.parts, self.layout.unpack(packed, wanted).parts, strict=True):
             part.of(weight)[:] = restored(wanted, codes)
         return weight
+
+    def _named(self, unit: UnitSpec) -> UnitSpec:
+        """An expert under the prefix that it had in the source."""
+        if self._prefix is None or not unit.is_expert:
+            return unit
+        names = {r: self._prefix + t.name[t.name.index("layers.") :] for r, t in unit.tensors.items()}
+        return unit.with_tensors({r: replace(t, name=names[r]) for r, t in unit.tensors.items()})
 
     def release(self, spec: TensorSpec) -> None:
         for stored in self._stored_of(spec):

@@ -30,6 +30,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
             {"file": _name(s.path, folder), "bytes": s.nbytes, "header_xxh3_128": s.header_hash} for s in plan.sources
         ],
         "side_files": [str(p) for p in plan.side_files],
+        **_lost_names(plan),
         "left_out": [t.name for t in plan.left_out],
     }  # fmt: skip
 
@@ -37,6 +38,23 @@ def manifest(plan: Plan) -> dict[str, Any]:
 def _name(file: Path, folder: Path | None) -> str:
     """A source file as its folder knows it: shards in sub-folders may have equal names."""
     return file.relative_to(folder).as_posix() if folder is not None and file.is_relative_to(folder) else file.name
+
+
+def _lost_names(plan: Plan) -> dict[str, Any]:
+    """What the layout's own inverse would not give back of the source's names: for ``ktforge dequantize``."""
+    layout = plan.pipeline.layout
+    if layout is None:
+        return {}
+    results = [result for unit in plan.units for results in unit.results for result in results]
+    renamed = {
+        tensor.name: result.unit.tensors[role].name
+        for result in results
+        for role, tensor in (result.renamed or {}).items()
+        if layout.original(tensor.name) != result.unit.tensors[role].name
+    }
+    expert = next((r.unit for r in results if r.packed and r.unit.is_expert), None)
+    prefix = expert.name.partition("layers.")[0] if expert else None
+    return {"renamed": renamed, "expert_prefix": prefix}
 
 
 def manifest_json(plan: Plan) -> bytes:

@@ -127,3 +127,17 @@ def test_a_manifest_that_makes_no_sense_is_named(source, tmp_path, registry, lay
     (packed / "ktforge_manifest.json").write_text(json.dumps({"pipeline": {"layout": layout}}))
     with pytest.raises(CheckpointError, match="names a layout that cannot be built"):
         dequantize_pipeline(packed, tmp_path / "back", registry)
+
+
+def test_names_that_the_layout_changed_for_good_come_back(tmp_path, registry):
+    """A multimodal wrapper: ``language_model.`` is gone from the output's names, and ``visual.`` has no ``model.``."""
+    data = {n.replace("model.", "model.language_model.", 1): a for n, a in checkpoints.tensors().items()}
+    data["visual.blocks.0.weight"] = np.ones((4, 4), checkpoints.BF16)
+    model = {"model_type": "qwen3_vl_moe", "text_config": checkpoints.config(model_type="qwen3_vl_moe_text")}
+    source = checkpoints.write(tmp_path / "wrapped", data, model)
+    packed, back = tmp_path / "packed", tmp_path / "back"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int8(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    assert "visual.blocks.0.weight" in checkpoints.load_output(packed)
+    dequantize_pipeline(packed, back, registry).run()
+    assert checkpoints.load_output(back).keys() == data.keys()
