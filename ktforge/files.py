@@ -133,10 +133,9 @@ def remove_folder(folder: Path) -> None:
         os.rmdir(folder)
 
 
-def remove_tree(folder: Path, last: str = "") -> None:
-    """Removes a folder and all in it; the file called ``last`` goes when all others are gone."""
-    entries = sorted(os.scandir(folder), key=lambda e: (e.name == last, e.name))
-    for entry in entries:
+def remove_tree(folder: Path) -> None:
+    """Removes a folder and all in it, in order of name."""
+    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         path = folder / entry.name
         if entry.is_dir(follow_symlinks=False):
             remove_tree(path)

@@ -45,14 +45,13 @@ def _lost_names(plan: Plan) -> dict[str, Any]:
     layout = plan.pipeline.layout
     if layout is None:
         return {}
-    results = [result for unit in plan.units for results in unit.results for result in results]
     renamed = {
         tensor.name: result.unit.tensors[role].name
-        for result in results
+        for result in plan.results
         for role, tensor in (result.renamed or {}).items()
         if layout.original(tensor.name) != result.unit.tensors[role].name
     }
-    expert = next((r.unit for r in results if r.packed and r.unit.is_expert), None)
+    expert = next((r.unit for r in plan.results if r.packed and r.unit.is_expert), None)
     prefix = expert.name.partition("layers.")[0] if expert else None
     return {"renamed": renamed, "expert_prefix": prefix}
 

@@ -129,15 +129,20 @@ class Plan:
     def expert_units(self) -> int:
         return sum(u.source.experts for u in self.units)
 
+    @property
+    def results(self) -> Iterator[Result]:
+        """What becomes of every unit, in their order."""
+        return _results(self.units)
+
     @cached_property
     def formats(self) -> tuple[str, ...]:
         """The layouts' formats in the output, such as kt-amx-int4/1."""
-        return tuple(sorted({r.packed.format for r in _results(self.units) if r.packed}))
+        return tuple(sorted({r.packed.format for r in self.results if r.packed}))
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
         """The quantizers' methods, such as absmax-int4/1."""
-        return tuple(sorted({r.quant.method for r in _results(self.units) if r.quant}))
+        return tuple(sorted({r.quant.method for r in self.results if r.quant}))
 
     def peak_memory(self, workers: int) -> int:
         """Bytes of all units in flight at the worst moment; the interpreter and its libraries come on top."""
