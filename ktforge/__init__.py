@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ktforge.hookspecs import hookimpl
     from ktforge.output import open_folder
     from ktforge.pipeline import Pipeline, Runtime
-    from ktforge.plan import Plan, Result
+    from ktforge.plan import Plan
     from ktforge.registry import Registry
     from ktforge.rules import Rule
     from ktforge.stages import Layout, Loader, Preprocessor, Quantizer, Sink, Writer
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Unit,
         UnitSpec,
     )
+    from ktforge.unitplan import Result
 
 _HOMES = {
     "CheckpointError": "errors",
@@ -65,7 +66,7 @@ _HOMES = {
     "QuantUnit": "tensors",
     "Quantizer": "stages",
     "Registry": "registry",
-    "Result": "plan",
+    "Result": "unitplan",
     "Rule": "rules",
     "Runtime": "pipeline",
     "Sink": "stages",

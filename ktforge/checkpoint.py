@@ -102,8 +102,7 @@ class CheckpointFolder:
         if problems:
             more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
             raise CheckpointError(*problems[:20], *more)
-        for path in files:
-            check_inside(self.path, path)
+        check_inside(self.path, *files)
         if not files:
             self._point_below(pattern)
         return files, weight_map
@@ -118,7 +117,7 @@ class CheckpointFolder:
     @staticmethod
     def _weight_map(index: Path) -> dict[str, str]:
         weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        if not isinstance(weight_map, dict) or not set(map(type, weight_map.values())) <= {str}:
             raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
         for name in set(weight_map.values()):
             if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
@@ -127,7 +126,8 @@ class CheckpointFolder:
 
     def side_files(self) -> list[Path]:
         """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones."""
-        found, pointers = [], []
+        found: list[Path] = []
+        pointers: list[str] = []
         for path in sorted(self.path.rglob("*")):
             relative = path.relative_to(self.path)
             if any(part.startswith(".") for part in relative.parts) or not path.is_file():
@@ -137,8 +137,8 @@ class CheckpointFolder:
             if pointer := pointer_problem(path):
                 pointers.append(pointer)
             if str(relative) not in (CONFIG, MANIFEST):
-                check_inside(self.path, path)
                 found.append(relative)
+        check_inside(self.path, *(self.path / relative for relative in found))
         if pointers:
             raise CheckpointError(*pointers)
         return found
@@ -152,6 +152,8 @@ def merge_scans(
     problems: list[str] = []
     seen: dict[str, TensorSpec] = {}
     found_in: dict[str, str] = {}
+    if weight_map is not None and _agree(scans, weight_map, folder):
+        return (spec for specs in scans.values() for spec in specs)
     for file, specs in scans.items():
         place = file.relative_to(folder).as_posix()  # once a file: paths are slow, and tensors are many
         unnamed_too = weight_map is None or is_mtp_file(file)
@@ -175,6 +177,14 @@ def merge_scans(
         more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
         raise CheckpointError(*problems[:20], *more)
     return iter(seen.values())
+
+
+def _agree(scans: Mapping[Path, Sequence[TensorSpec]], weight_map: Mapping[str, str], folder: Path) -> bool:
+    """Whether every tensor is where the index says, and nowhere else; False also where it takes a closer look."""
+    found: dict[str, str] = {}
+    for file, specs in scans.items():
+        found |= dict.fromkeys([spec.name for spec in specs], file.relative_to(folder).as_posix())
+    return len(found) == sum(map(len, scans.values())) and found == weight_map
 
 
 def is_mtp_file(path: Path) -> bool:
@@ -213,15 +223,17 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def check_inside(folder: Path, path: Path) -> None:
+def check_inside(folder: Path, *paths: Path) -> None:
     """Raises CheckpointError for a symbolic link out of the checkpoint, which could bring any file into the output.
 
     The hub's cache is of such links: ``snapshots/<revision>/<file>`` leads to ``blobs/<hash>`` beside ``snapshots``.
     """
-    here, target = folder.resolve(), path.resolve()
-    blobs = here.parent.parent / "blobs"
-    if not target.is_relative_to(here) and not (here.parent.name == "snapshots" and target.is_relative_to(blobs)):
-        raise CheckpointError(f"{path} is a link to {target}, outside the checkpoint: put the file itself there")
+    here = folder.resolve()
+    allowed = [here] + ([here.parent.parent / "blobs"] if here.parent.name == "snapshots" else [])
+    for path in paths:
+        target = path.resolve()
+        if not any(target.is_relative_to(place) for place in allowed):
+            raise CheckpointError(f"{path} is a link to {target}, outside the checkpoint: put the file itself there")
 
 
 def parse_json(text: bytes) -> Any:

@@ -91,7 +91,7 @@ class PackedLoader(Loader):
             if name not in used:
                 original = self._renamed.get(name) or self.layout.original(name)
                 self._passed[original] = name
-                yield replace(tensor, name=original)
+                yield tensor._replace(name=original)
 
     def read(self, spec: TensorSpec) -> np.ndarray:
         if spec.name not in self._packed:
@@ -108,7 +108,7 @@ class PackedLoader(Loader):
         if self._prefix is None or not unit.is_expert:
             return unit
         names = {r: self._prefix + t.name[t.name.index("layers.") :] for r, t in unit.tensors.items()}
-        return unit.with_tensors({r: replace(t, name=names[r]) for r, t in unit.tensors.items()})
+        return unit.with_tensors({r: t._replace(name=names[r]) for r, t in unit.tensors.items()})
 
     def release(self, spec: TensorSpec) -> None:
         for stored in self._stored_of(spec):

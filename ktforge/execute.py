@@ -14,11 +14,12 @@ import pluggy
 from ktforge import native
 from ktforge.errors import PluginError
 from ktforge.lazy import LazyTensors, Pending, pending
-from ktforge.plan import Plan, PlannedUnit, Result
+from ktforge.plan import Plan
 from ktforge.registry import blame, owner
 from ktforge.sourcewatch import SourceWatch, WatchedSink
 from ktforge.stages import Loader, Preprocessor, Quantizer, Sink, Stage
 from ktforge.tensors import QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
+from ktforge.unitplan import PlannedUnit, Result
 
 
 def default_workers() -> int:

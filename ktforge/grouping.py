@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ktforge.architectures import Architecture, architectures
 from ktforge.checkpoint import is_mtp_file
@@ -84,8 +85,13 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     return result
 
 
-def _ordered(tensors: dict[str, TensorSpec], projections: Sequence[str]) -> dict[str, TensorSpec]:
-    return {r: tensors[r] for p in projections for r in tensors if r.startswith(p + ".")}
+def _ordered(tensors: dict[str, TensorSpec], projections: tuple[str, ...]) -> dict[str, TensorSpec]:
+    return {role: tensors[role] for role in _in_order(tuple(tensors), projections)}
+
+
+@lru_cache
+def _in_order(roles: tuple[str, ...], projections: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(r for p in projections for r in roles if r.startswith(f"{p}."))
 
 
 def _common_name(tensors: dict[str, TensorSpec]) -> str:
@@ -142,15 +148,12 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
     present: dict[int, set[int]] = {}
     for unit in grouping.experts:
         assert unit.layer is not None
-        projections = unit.projections()
         if unit.fused:
             present.setdefault(unit.layer, set()).update(_fused_experts(unit))
-            missing = [] if "gate_up" in projections or {"gate", "up"} <= projections.keys() else ["gate_up"]
-            missing += [] if "down" in projections else ["down"]
         else:
             assert unit.expert is not None
             present.setdefault(unit.layer, set()).add(unit.expert)
-            missing = [p for p in PROJECTIONS if p not in projections]
+        missing = _missing(tuple(unit.tensors), unit.fused)
         if missing:
             problems.add(f"has no {' and no '.join(missing)} projection", unit.name)
     for layer in sorted(model.moe_layers - present.keys()):
@@ -164,6 +167,16 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
             problems.add(f"layer {layer}: {_experts(gaps)} missing; config.json announces {model.experts}")
         if beyond:
             problems.add(f"layer {layer}: has {_experts(beyond)}, but config.json announces only {model.experts}")
+
+
+@lru_cache
+def _missing(roles: tuple[str, ...], fused: bool) -> tuple[str, ...]:
+    """Projections that an expert with these roles does not have."""
+    present = {role.partition(".")[0] for role in roles}
+    if not fused:
+        return tuple(p for p in PROJECTIONS if p not in present)
+    gate_up = () if "gate_up" in present or {"gate", "up"} <= present else ("gate_up",)
+    return (*gate_up, *(() if "down" in present else ("down",)))
 
 
 def check_extra(grouping: Grouping, model: ModelConfig) -> None:

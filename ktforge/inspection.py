@@ -14,12 +14,12 @@ from ktforge.errors import Problems, Unsupported
 from ktforge.grouping import group
 from ktforge.modelconfig import ModelConfig
 from ktforge.pipeline import Pipeline
-from ktforge.plan import plan_unit
 from ktforge.registry import Registry
 from ktforge.rules import Targets
 from ktforge.source import Source, read_source
 from ktforge.stages import Loader
 from ktforge.tensors import UnitSpec, dtype_name
+from ktforge.unitplan import plan_unit
 
 #: What inspection tries, by the words of the command line.
 TARGETS: Mapping[str, Mapping[str, Any]] = {

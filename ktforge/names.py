@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ktforge.errors import CheckpointError
 from ktforge.tensors import TensorSpec
@@ -12,8 +12,10 @@ NAME_LIMIT = 500
 DIMENSION_LIMIT = 16
 
 
-def check_specs(specs: Iterable[TensorSpec]) -> None:
+def check_specs(specs: Sequence[TensorSpec]) -> None:
     """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense."""
+    if _sound([spec.name for spec in specs]) and all(len(spec.shape) <= DIMENSION_LIMIT for spec in specs):
+        return
     problems = []
     for spec in specs:
         where = f"{spec.file}: " if spec.file is not None else ""
@@ -22,9 +24,15 @@ def check_specs(specs: Iterable[TensorSpec]) -> None:
             problems.append(
                 f"{where}a tensor has a name of {len(name):,} characters ({name[:40]!r}): the file is broken"
             )
-        elif not name.isprintable() or "/" in name or ".." in name:
+        elif not _sound([name]):
             problems.append(f"{where}{name!r} is no tensor's name: rename it, or get the file from someone you trust")
         elif len(spec.shape) > DIMENSION_LIMIT:
             problems.append(f"{where}{name} has {len(spec.shape):,} dimensions: the file is broken")
-    if problems:
-        raise CheckpointError(*problems[:20])
+    raise CheckpointError(*problems[:20])
+
+
+def _sound(names: Sequence[str]) -> bool:
+    """All in one go: one by one takes ten times as long, and there are 100,000."""
+    text = " ".join(names)
+    lengths = set(map(len, names))
+    return text.isprintable() and "/" not in text and ".." not in text and lengths <= set(range(1, NAME_LIMIT + 1))

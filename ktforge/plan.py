@@ -14,75 +14,18 @@ from typing import TYPE_CHECKING, Any
 from ktforge.checkpoint import CONFIG, read_json
 from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
-from ktforge.grouping import check_extra, check_shapes, group
+from ktforge.grouping import check_extra, group
+from ktforge.kinds import UnitPlanner
 from ktforge.modelconfig import ModelConfig
 from ktforge.output import check_output
-from ktforge.registry import blame, planned
+from ktforge.registry import blame
 from ktforge.rules import Targets
 from ktforge.source import read_source
-from ktforge.stages import Fused, Preprocessor, Quantizer
-from ktforge.tensors import Demand, FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
+from ktforge.tensors import FileSpec, SourceFile, TensorSpec
+from ktforge.unitplan import PlannedUnit, Result
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What becomes of one unit behind the preprocessors: it is packed, or its tensors are renamed.
-
-    ``fused`` quantises and packs in one step; None where that takes two.
-
-    ``renamed`` maps roles to output tensors; a role that is missing there is left out.
-    """
-
-    unit: UnitSpec
-    quantizer: Quantizer | None = None
-    quant: QuantSpec | None = None
-    packed: PackedSpec | None = None
-    fused: Fused | None = None
-    renamed: Mapping[str, TensorSpec] | None = None
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        if self.packed is not None:
-            return self.packed.tensors
-        return tuple((self.renamed or {}).values())
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedUnit:
-    """A unit as the loader finds it, the units that each preprocessor makes of it, and the last ones' results.
-
-    A unit has several results where rules treat its projections differently.
-    """
-
-    source: UnitSpec
-    steps: tuple[tuple[UnitSpec, ...], ...]
-    results: tuple[tuple[Result, ...], ...]
-
-    @property
-    def outputs(self) -> Iterator[TensorSpec]:
-        return (tensor for results in self.results for result in results for tensor in result.outputs)
-
-    @property
-    def working_bytes(self) -> int:
-        """Bytes of all arrays that may live while this unit is worked on, mapped source pages included.
-
-        What preprocessors split passes through the stages behind them one unit at a time.
-        """
-        total = self.source.nbytes // max(1, len(self.results))
-        before: Sequence[UnitSpec] = (self.source,)
-        for step in self.steps:
-            total += max((u.nbytes for u in step if u not in before), default=0)
-            before = step
-        return total + max((sum(map(_result_bytes, results)) for results in self.results), default=0)
-
-
-def _result_bytes(result: Result) -> int:
-    packed = sum(t.nbytes for t in result.outputs) if result.packed else 0
-    two_steps = result.quant.parts if result.quant and not result.fused else ()
-    return packed + sum(p.shape[0] * p.shape[1] for p in two_steps)
 
 
 @dataclass(frozen=True)
@@ -184,11 +127,11 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     problems = grouping.problems
     bound = pipeline.bound(config)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
-    units = []
+    planner, units = UnitPlanner(bound, model, targets), []
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
     for unit in grouping.ordered(with_extra):
         try:
-            planned = plan_unit(bound, unit, model, targets)
+            planned = planner.plan(unit)
         except Unsupported as refusal:
             for problem in refusal.problems:
                 problems.add(unit.shorten(problem), unit.name)
@@ -232,62 +175,16 @@ def _dense_message(model: ModelConfig, pipeline: Pipeline) -> str:
     return f"this is a dense model ({kind}; config.json names no experts): there are no MoE experts to convert{mend}"
 
 
-def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets: Targets) -> PlannedUnit:
-    """What a bound pipeline will make of one unit. Raises Unsupported with every reason why it cannot."""
-    steps: list[tuple[UnitSpec, ...]] = []
-    units: tuple[UnitSpec, ...] = (source,)
-    for stage in pipeline.preprocess:
-        units = tuple(made for unit in units for made in _preprocessed(stage, unit))
-        steps.append(units)
-    results = []
-    for unit in units:
-        if unit.fused and pipeline.layout is not None:
-            raise Unsupported("all experts of the layer are in one tensor: put split-experts first under preprocess")
-        if unit.is_expert:
-            wrong = list(check_shapes(unit, model))
-            if wrong:
-                raise Unsupported(*wrong)
-        results.append(tuple(_plan_result(pipeline, quantizer, piece) for quantizer, piece in targets.split(unit)))
-    return PlannedUnit(source, tuple(steps), tuple(results))
-
-
-def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:
-    with blame(stage, unit.name):
-        return tuple(stage.plan(unit))
-
-
-def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec) -> Result:
-    layout = pipeline.layout
-    if quantizer is not None and layout is not None:
-        with blame(layout, unit.name):
-            demand = planned(layout, layout.demand(unit), Demand, unit.name)
-        with blame(quantizer, unit.name):
-            quant = planned(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
-        with blame(layout, unit.name):
-            packed = planned(layout, layout.plan(quant), PackedSpec, unit.name)
-            return Result(unit, quantizer, quant, packed, layout.fused(quantizer, quant))
-    renamed = {}
-    for role, tensor in unit.tensors.items():
-        name: str | None = tensor.name
-        if layout is not None:
-            with blame(layout, tensor.name):
-                name = layout.passthrough(tensor)
-        if name is not None:
-            renamed[role] = replace(tensor, name=name)
-    return Result(unit, renamed=renamed)
-
-
 def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Problems) -> Sequence[FileSpec]:
-    origin: dict[str, str] = {}
-    outputs = []
+    outputs = [tensor for result in _results(units) for tensor in result.outputs]
     formats = {r.packed.format for r in _results(units) if r.packed}
-    for unit in units:
-        for tensor in unit.outputs:
-            if tensor.name in origin:
-                problems.add(f"{origin[tensor.name]} and {unit.source.name} would both be called {tensor.name}")
-            origin[tensor.name] = unit.source.name
-            outputs.append(tensor)
-    if problems.lines():
+    if len({t.name for t in outputs}) < len(outputs):
+        origin: dict[str, str] = {}
+        for unit in units:
+            for tensor in unit.outputs:
+                if tensor.name in origin:
+                    problems.add(f"{origin[tensor.name]} and {unit.source.name} would both be called {tensor.name}")
+                origin[tensor.name] = unit.source.name
         return ()
     try:
         with blame(pipeline.writer, "the output"):

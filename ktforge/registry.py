@@ -72,8 +72,9 @@ class Registry:
         that no entry point has.
         """
         points = [
-            (point, dist) for dist in importlib.metadata.distributions() for point in dist.entry_points
-            if point.group == GROUP
+            (point, dist) for dist in importlib.metadata.distributions()
+            if f"[{GROUP}]" in (dist.read_text("entry_points.txt") or "")  # to take all apart takes 0.1 s
+            for point in dist.entry_points if point.group == GROUP
         ]  # fmt: skip
         registry = cls(blocked=_blocked(blocked, {point.name for point, _ in points}))
         # Not pluggy's load_setuptools_entrypoints: it drops the second of two plugins with one entry-point name in

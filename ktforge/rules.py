@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Hashable
 from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, field_validator
@@ -54,19 +55,32 @@ class Targets:
 
     def split(self, unit: UnitSpec) -> list[tuple[Quantizer | None, UnitSpec]]:
         """The unit in as few pieces as have one quantizer each; None: the piece is kept."""
-        chosen: dict[str, Quantizer | None] = {}
-        for projection, parameters in unit.projections().items():
-            weight = parameters.get("weight")
-            chosen[projection] = self._choose(unit, weight) if weight is not None else self._unnamed(unit)
+        chosen = self._chosen(unit)
         pieces: list[tuple[Quantizer | None, UnitSpec]] = []
         for quantizer in {id(q): q for q in chosen.values()}.values():  # an option may be a list, which has no hash
             roles = {r: t for r, t in unit.tensors.items() if chosen[r.rpartition(".")[0]] is quantizer}
             pieces.append((quantizer, unit if len(roles) == len(unit.tensors) else unit.with_tensors(roles)))
         return pieces
 
+    def fresh(self) -> Targets:
+        """The same rules, none of which has matched anything yet."""
+        return Targets(self._default, self._rules, self._dense)
+
+    def key(self, unit: UnitSpec) -> Hashable:
+        """Equal for units of the same roles and shapes that :meth:`split` treats alike."""
+        return tuple(map(id, self._chosen(unit).values())) if self._rules else ()
+
     def unused(self) -> list[str]:
         """The patterns of the rules that decided nothing, in their order."""
         return [rule.match for i, rule in enumerate(self._rules) if i in self._unused]
+
+    def _chosen(self, unit: UnitSpec) -> dict[str, Quantizer | None]:
+        """The quantizer of each projection."""
+        chosen: dict[str, Quantizer | None] = {}
+        for projection, parameters in unit.projections().items():
+            weight = parameters.get("weight")
+            chosen[projection] = self._choose(unit, weight) if weight is not None else self._unnamed(unit)
+        return chosen
 
     def _choose(self, unit: UnitSpec, weight: TensorSpec) -> Quantizer | None:
         if len(weight.shape) != 2:

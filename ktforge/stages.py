@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -27,7 +27,17 @@ from ktforge.tensors import (
 )
 
 if TYPE_CHECKING:
-    from ktforge.plan import Plan, Result
+    from ktforge.plan import Plan
+    from ktforge.unitplan import Result
+
+
+#: A function from a unit to what tells it from others.
+PlanKey = Callable[[UnitSpec], Hashable]
+
+
+def alike(unit: UnitSpec) -> Hashable:
+    """The :data:`PlanKey` of a stage that looks at roles, dtypes and shapes alone."""
+    return ()
 
 
 class Stage(BaseModel, ABC):
@@ -47,6 +57,15 @@ class Stage(BaseModel, ABC):
     def bind(self, config: Mapping[str, Any]) -> Self:
         """This stage, told what the source's config.json says; called once, before ``plan``."""
         return self
+
+    def plan_key(self) -> PlanKey | None:
+        """What ``plan``, and a layout's ``demand`` and ``passthrough``, look at in a unit beside roles, dtypes, shapes.
+
+        Units of equal keys that differ in the numbers of layer and expert alone are planned once, with numbers that
+        stand for any (:mod:`ktforge.kinds`). :func:`alike` says that nothing else decides; None, the default, that each
+        unit is planned by itself. A subclass does not inherit the answer: it may plan otherwise.
+        """
+        return None
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         """What config.json becomes, given what the stages before this one made of it; unchanged by default.

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -43,9 +45,11 @@ def dtype_name(dtype: np.dtype) -> str:
     return _NAMES.get(dtype) or dtype.name
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor: its name, dtype and shape, and where a loader finds it (``file``, ``offset`` in bytes)."""
+class TensorSpec(NamedTuple):
+    """One tensor: its name, dtype and shape, and where a loader finds it (``file``, ``offset`` in bytes).
+
+    A named tuple, which is made in a third of the time of a frozen dataclass: a large plan has 300,000.
+    """
 
     name: str
     dtype: np.dtype
@@ -223,7 +227,7 @@ class SourceFile:
     header_hash: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileSpec:
     """A file that a writer will publish: ``header``, then the tensors one behind the other, without gaps.
 
@@ -234,6 +238,6 @@ class FileSpec:
     header: bytes
     tensors: tuple[TensorSpec, ...]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return len(self.header) + sum(t.nbytes for t in self.tensors)

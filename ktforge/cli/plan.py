@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,9 @@ def command(
     """Show what a pipeline file would do, and everything that speaks against it, from headers alone."""
     from ktforge.config import load_pipeline
 
-    show(load_pipeline(pipeline, installed(block, plugins), sets or ()).plan(), as_json=as_json)
+    plan = load_pipeline(pipeline, installed(block, plugins), sets or ()).plan()
+    gc.freeze()  # nothing in it is garbage, and to look for some takes half as long as to make it
+    show(plan, as_json=as_json)
 
 
 def show(plan: Plan, *, as_json: bool) -> None:

@@ -115,7 +115,12 @@ def test_a_class_without_a_name_is_refused():
 def distributions(monkeypatch, *points):
     """Pretends that these (entry point, distribution) pairs are all that is installed."""
     dists = [
-        SimpleNamespace(name=dist, version="1.2", entry_points=[EntryPoint(name, target, "ktforge")])
+        SimpleNamespace(
+            name=dist,
+            version="1.2",
+            entry_points=[EntryPoint(name, target, "ktforge")],
+            read_text={"entry_points.txt": f"[ktforge]\n{name} = {target}\n"}.get,
+        )
         for name, target, dist in points
     ]
     monkeypatch.setattr("importlib.metadata.distributions", lambda: dists)

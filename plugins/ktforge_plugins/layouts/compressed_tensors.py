@@ -24,6 +24,7 @@ from ktforge import (
     hookimpl,
     native,
 )
+from ktforge.stages import PlanKey, alike
 from ktforge.tensors import BF16
 
 INT8, INT32, INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
@@ -39,6 +40,9 @@ class CompressedTensors(Layout):
 
     name: ClassVar[str] = "compressed-tensors"
     format: Literal["pack-quantized", "int-quantized"] = "pack-quantized"
+
+    def plan_key(self) -> PlanKey:
+        return alike
 
     def demand(self, unit: UnitSpec) -> Demand:
         return Demand(super().demand(unit).parts, scale_dtype=BF16)

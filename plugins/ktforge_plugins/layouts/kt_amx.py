@@ -31,7 +31,7 @@ from ktforge import (
 from ktforge.grouping import PROJECTIONS, canonical, expert_unit
 from ktforge.lazy import pending
 from ktforge.modelconfig import read_model_config
-from ktforge.stages import Fused
+from ktforge.stages import Fused, PlanKey, alike
 from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
@@ -52,6 +52,9 @@ class KtAmx(Layout):
     experts_only: ClassVar[bool] = True
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
+
+    def plan_key(self) -> PlanKey:
+        return alike
 
     def demand(self, unit: UnitSpec) -> Demand:
         parts = []

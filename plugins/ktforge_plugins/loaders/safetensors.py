@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import threading
@@ -19,6 +20,7 @@ from ktforge.checkpoint import merge_scans, parse_json
 from ktforge.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
+METADATA = "__metadata__"
 
 
 class SafetensorsLoader(FolderLoader):
@@ -32,18 +34,22 @@ class SafetensorsLoader(FolderLoader):
     io: Literal["mmap", "pread"] = "mmap"
 
     _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)
+    _sources: list[SourceFile] = PrivateAttr(default_factory=list)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def scan(self) -> Iterator[TensorSpec]:
         with self._lock:
             self._maps.clear()  # a file of the same name may be another one by now
         files, weight_map = self._files()
-        return merge_scans({f: list(_scan_file(f)) for f in files}, weight_map, self.path)
+        scans = {file: _scan_file(file) for file in files}
+        self._sources[:] = [source for source, _ in scans.values()]
+        return merge_scans({file: specs for file, (_, specs) in scans.items()}, weight_map, self.path)
 
     def sources(self) -> Sequence[SourceFile]:
-        return [
-            SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(_header_bytes(f)[1])) for f in self._files()[0]
-        ]
+        """The files as the last scan found them."""
+        if not self._sources:
+            self.scan()
+        return tuple(self._sources)
 
     def read(self, spec: TensorSpec) -> np.ndarray:
         assert spec.file is not None
@@ -89,31 +95,32 @@ def _pread(file: Path, spec: TensorSpec) -> np.ndarray:
     return array
 
 
-def _header_bytes(file: Path) -> tuple[int, bytes]:
-    """Where the data begins, and the JSON header (format: 8 bytes of length, header, data)."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        return 8 + length, opened.read(length)
-
-
-def _scan_file(file: Path) -> Iterable[TensorSpec]:
+def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
     try:
-        # The library checks header, offsets and sizes. It does not tell the offsets, so the header is read again.
+        # The library checks header, offsets and sizes. It does not tell the offsets, so the header is read again
+        # (format: 8 bytes of length, header, data).
         with safe_open(file, framework="numpy"):
             pass
-        start, header = _header_bytes(file)
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header, nbytes = opened.read(length), os.fstat(opened.fileno()).st_size
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is not a whole safetensors file: {_reason(error)}; download it again") from error
     try:
-        entries = parse_json(header)
+        entries = json.loads(header)
+        # What the library does not look for is a name that stands there twice.
+        if header.count(b'"dtype"') != len(entries.keys() - {METADATA}):
+            parse_json(header)
     except ValueError as error:
         raise CheckpointError(f"{file} has a broken header: {error}; download it again") from error
+    entries.pop(METADATA, None)
+    specs = []
     for name, entry in entries.items():
-        if name == "__metadata__":
-            continue
-        if entry["dtype"] not in DTYPES:
+        dtype = DTYPES.get(entry["dtype"])
+        if dtype is None:
             raise CheckpointError(f"{file}: {name[:200]} has the dtype {entry['dtype']}, which ktforge does not read")
-        yield TensorSpec(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), file, start + entry["data_offsets"][0])
+        specs.append(TensorSpec(name, dtype, tuple(entry["shape"]), file, 8 + length + entry["data_offsets"][0]))
+    return SourceFile(file, nbytes, xxhash.xxh3_128_hexdigest(header)), specs
 
 
 def _reason(error: Exception) -> str:

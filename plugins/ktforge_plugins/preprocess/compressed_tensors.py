@@ -7,15 +7,16 @@ Source of the formats: https://github.com/vllm-project/compressed-tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, Preprocessor, TensorSpec, Unsupported, hookimpl
+from ktforge import CheckpointError, Preprocessor, TensorSpec, UnitSpec, Unsupported, hookimpl
 from ktforge.grouping import canonical
+from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, dtype_name
 from ktforge_plugins.preprocess import integers, scales
 from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
@@ -75,6 +76,14 @@ class CompressedTensorsFormat(NumberFormat):
 
     _ignored: Targets = PrivateAttr(default_factory=Targets)
     _groups: list[tuple[Targets, Any]] = PrivateAttr(default_factory=list)
+
+    def plan_key(self) -> PlanKey:
+        return self._schemes if self._groups else alike
+
+    def _schemes(self, unit: UnitSpec) -> Hashable:
+        """config.json gives them by name."""
+        codes = (t for t in unit.tensors.values() if t.dtype in (I8, I32, scales.U8))
+        return tuple(self._scheme(t.name) for t in codes if t.name.endswith((".weight", ".weight_packed")))
 
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
         packed, plain, scale = (parameters.get(p) for p in ("weight_packed", "weight", "weight_scale"))

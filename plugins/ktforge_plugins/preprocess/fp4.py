@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
+from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, F8_E4M3
 from ktforge_plugins.preprocess import scales
 from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
@@ -36,6 +37,9 @@ class Fp4(NumberFormat):
     """
 
     name: ClassVar[str] = "fp4"
+
+    def plan_key(self) -> PlanKey:
+        return alike
 
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
         if "blocks" in parameters:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
 from ktforge.lazy import Pending
+from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, F8_E4M3
 from ktforge_plugins.preprocess import scales
 from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
@@ -25,6 +26,9 @@ class Fp8(NumberFormat):
     """
 
     name: ClassVar[str] = "fp8"
+
+    def plan_key(self) -> PlanKey:
+        return alike
 
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
         weight = parameters.get("weight")

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ktforge import CheckpointError, Preprocessor, TensorSpec, Unsupported, hookimpl
+from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES
 from ktforge_plugins.preprocess import integers, scales
 from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
@@ -29,6 +30,9 @@ class Gptq(NumberFormat):
     """
 
     name: ClassVar[str] = "gptq"
+
+    def plan_key(self) -> PlanKey:
+        return alike
 
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
         qweight, scale = parameters.get("qweight"), parameters.get("scales")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -11,6 +10,7 @@ from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
 from ktforge.lazy import LazyTensors, pending
+from ktforge.stages import PlanKey, alike
 from ktforge.tensors import BF16, dtype_name
 from ktforge_plugins.preprocess.awq import Awq
 from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
@@ -49,6 +49,10 @@ class MoeToBf16(Preprocessor):
         bound._formats = tuple(f().bind(config) for f in FORMATS)
         return bound
 
+    def plan_key(self) -> PlanKey:
+        keys = [key for f in self._formats if (key := f.plan_key()) is not alike]
+        return (lambda unit: tuple(key(unit) for key in keys)) if keys else alike
+
     def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
         if not unit.is_expert and not unit.fused:
             return [self._checked_other(plan_formats(unit, self._formats))]
@@ -62,7 +66,7 @@ class MoeToBf16(Preprocessor):
         if problems:
             raise Unsupported(*problems)
         tensors = {
-            role: replace(t, dtype=BF16) if role.endswith(".weight") else t for role, t in planned.tensors.items()
+            role: t._replace(dtype=BF16) if role.endswith(".weight") else t for role, t in planned.tensors.items()
         }
         return [unit.with_tensors(tensors)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.lazy import LazyTensors, Pending
+from ktforge.stages import PlanKey
 from ktforge.tensors import BF16
 
 #: Scales of activations: of no use once a weight is BF16.
@@ -39,6 +40,10 @@ class NumberFormat(Preprocessor):
     """
 
     _quantization: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @abstractmethod
+    def plan_key(self) -> PlanKey:
+        """See :meth:`ktforge.stages.Stage.plan_key`; here for :meth:`stored` alone."""
 
     @abstractmethod
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
@@ -148,7 +153,7 @@ def _find(
 def _of_one(unit: UnitSpec, parameters: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Fused parameters as one expert sees them. One number for all experts stays one."""
     counts = (unit.experts,)
-    return {p: replace(t, shape=t.shape[1:]) if t.shape[:1] == counts else t for p, t in parameters.items()}
+    return {p: t._replace(shape=t.shape[1:]) if t.shape[:1] == counts else t for p, t in parameters.items()}
 
 
 def _weight_spec(unit: UnitSpec, parameters: Mapping[str, TensorSpec], stored: Stored) -> TensorSpec:
@@ -163,7 +168,7 @@ def _weight_spec(unit: UnitSpec, parameters: Mapping[str, TensorSpec], stored: S
     shape: tuple[int, ...] = stored.shape
     if unit.fused:
         shape = (unit.experts, *(shape[::-1] if stored.fused_transposed else shape))
-    return replace(tensor, name=name, dtype=BF16, shape=shape)
+    return tensor._replace(name=name, dtype=BF16, shape=shape)
 
 
 def _dequantised(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ from pydantic import PrivateAttr
 from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
 from ktforge.architectures import gate_up_of
 from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge.stages import PlanKey, alike
 from ktforge_plugins.preprocess.number_format import quantization_config
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
@@ -54,6 +55,9 @@ class SplitExperts(Preprocessor):
         bound._block = quantization_config(config).get("weight_block_size")
         return bound
 
+    def plan_key(self) -> PlanKey:
+        return alike
+
     def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
         if not unit.fused:
             return [unit]
@@ -80,7 +84,7 @@ class SplitExperts(Preprocessor):
         tensors = {}
         for role, spec in specs.items():
             projection, _, parameter = role.partition(".")
-            tensors[role] = replace(spec, name=f"{stem}.{PROJECTION_NAMES[projection]}.{parameter}")
+            tensors[role] = spec._replace(name=f"{stem}.{PROJECTION_NAMES[projection]}.{parameter}")
         return UnitSpec(stem, tensors, unit.layer, number)
 
     def _cuts(self, unit: UnitSpec) -> dict[str, _Cut]:

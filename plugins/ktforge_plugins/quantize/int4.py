@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from ktforge import Quantizer, hookimpl
+from ktforge.stages import PlanKey, alike
 from ktforge_plugins.quantize.integer import IntegerQuantizer
 
 
@@ -14,6 +15,9 @@ class Int4(IntegerQuantizer):
 
     name: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
+
+    def plan_key(self) -> PlanKey:
+        return alike
 
 
 @hookimpl

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from ktforge_example import ExampleLayout, ExampleQuantizer
@@ -35,7 +33,7 @@ def test_groups_that_do_not_divide_are_refused_in_the_plan():
 
 def test_other_sources_are_refused_in_the_plan():
     unit = expert().spec
-    codes = replace(unit.tensors["up.weight"], dtype=np.dtype(np.int8))
+    codes = unit.tensors["up.weight"]._replace(dtype=np.dtype(np.int8))
     with pytest.raises(Unsupported, match=r"up is .* takes a float weight"):
         ExampleQuantizer().plan(unit.with_tensors({"up.weight": codes}), ExampleLayout().demand(unit))
 

@@ -1,0 +1,217 @@
+"""Units of one kind are planned once: a model has tens of thousands of experts that differ in their numbers alone.
+
+Where all stages agree (:meth:`ktforge.stages.Stage.plan_key`), a unit is planned with numbers that stand for any, and
+its plan becomes that of every unit of its kind by putting the layer's and the expert's own numbers in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+
+from ktforge.errors import Unsupported
+from ktforge.modelconfig import ModelConfig
+from ktforge.pipeline import Pipeline
+from ktforge.registry import blame
+from ktforge.rules import Targets
+from ktforge.stages import Layout, PlanKey, Stage, alike
+from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec
+from ktforge.unitplan import PlannedUnit, Result, plan_unit
+
+#: Layer and expert of a plan that serves many: larger than names have (architectures.py reads six digits).
+LAYER, EXPERT = 900_000_001, 900_000_002
+_LAYER, _EXPERT = str(LAYER), str(EXPERT)
+
+
+class UnitPlanner:
+    """Plans the units of a bound pipeline, to what :func:`~ktforge.unitplan.plan_unit` makes of each."""
+
+    def __init__(self, pipeline: Pipeline, model: ModelConfig, targets: Targets) -> None:
+        self._pipeline, self._model, self._targets = pipeline, model, targets
+        inner = (*pipeline.preprocess, pipeline.quantize, *(r.quantizer for r in pipeline.rules), pipeline.layout)
+        keys = [(s, _plan_key(s)) for s in inner if s is not None]
+        self._keys = [(stage, key) for stage, key in keys if key is not alike]
+        self._each_alone = any(key is None for _, key in keys)
+        self._stencils: dict[Hashable, Stencil | None] = {}
+
+    def plan(self, unit: UnitSpec) -> PlannedUnit:
+        """Raises Unsupported with every reason why the unit cannot be planned."""
+        key = None if self._each_alone else self._key(unit)
+        if key is None:
+            return self._alone(unit)
+        if key not in self._stencils:
+            self._stencils[key] = self._stencil(unit)
+        stencil = self._stencils[key]
+        return self._alone(unit) if stencil is None else stencil.planned(unit)
+
+    def _alone(self, unit: UnitSpec) -> PlannedUnit:
+        return plan_unit(self._pipeline, unit, self._model, self._targets)
+
+    def _key(self, unit: UnitSpec) -> Hashable:
+        """Equal for units that one plan serves; None for a unit that is planned alone."""
+        if unit.layer is None:
+            return None
+        prefix = f"{unit.name}."
+        tensors = []
+        for role, tensor in unit.tensors.items():
+            name = tensor.name
+            rest = name.removeprefix(prefix) if name.startswith(prefix) else _around(name, unit)
+            tensors.append((role, rest, tensor.dtype, tensor.shape))
+        try:
+            keys = [_called(stage, key, unit) for stage, key in self._keys if key is not None]
+        except Unsupported:
+            return None
+        around = _around(prefix, unit)
+        if around is None or any(rest is None for _, rest, _, _ in tensors):
+            return None
+        return around, unit.fused, *tensors, self._targets.key(unit), *keys
+
+    def _stencil(self, unit: UnitSpec) -> Stencil | None:
+        """None where the plan of ``unit`` itself turns out to be another, such as by a rule for its layer."""
+        try:
+            plan = plan_unit(self._pipeline, _numberless(unit), self._model, self._targets.fresh())
+            stencil = Stencil(plan, self._pipeline.layout)
+        except (Unsupported, _Unclear):
+            return None
+        return stencil if stencil.planned(unit) == self._alone(unit) else None
+
+
+def _plan_key(stage: Stage) -> PlanKey | None:
+    """Not the inherited one: a subclass may plan otherwise than the class that answers for it."""
+    if "plan_key" not in vars(type(stage)):
+        return None
+    with blame(stage, "the checkpoint"):
+        return stage.plan_key()
+
+
+def _called(stage: Stage, key: PlanKey, unit: UnitSpec) -> Hashable:
+    with blame(stage, unit.name):
+        return key(unit)
+
+
+class _Unclear(Exception):
+    """A plan that does not follow from its unit by exchanging numbers."""
+
+
+class Stencil:
+    """The plan for :data:`LAYER` and :data:`EXPERT`, from which that of every unit of its kind is made.
+
+    Raises _Unclear if a stage planned anything that cannot be told apart into these numbers and the rest.
+    """
+
+    def __init__(self, plan: PlannedUnit, layout: Layout | None) -> None:
+        self._plan, self._layout = plan, layout
+        results = [r for rs in plan.results for r in rs]
+        units = {id(u): u for u in [*(u for step in plan.steps for u in step), *(r.unit for r in results)]}
+        self._same = [key for key, unit in units.items() if unit == plan.source]
+        self._units = [(key, self._unit_maker(unit)) for key, unit in units.items() if unit != plan.source]
+        self._results = [[self._result_maker(r) for r in rs] for rs in plan.results]
+
+    def planned(self, source: UnitSpec) -> PlannedUnit:
+        """The plan of ``source``, which is of the same kind."""
+        layer, expert = str(source.layer), str(source.expert)
+        units = dict.fromkeys(self._same, source)
+        for key, make in self._units:
+            units[key] = make(source, layer, expert)
+        return PlannedUnit(
+            source,
+            tuple([tuple([units[id(u)] for u in step]) for step in self._plan.steps]),
+            tuple([tuple([make(units, source, layer, expert) for make in row]) for row in self._results]),
+            like=self._plan,
+        )
+
+    def _unit_maker(self, unit: UnitSpec) -> Callable[[UnitSpec, str, str], UnitSpec]:
+        if unit.layer != LAYER or type(unit) is not UnitSpec:
+            raise _Unclear
+        name, number, fused = unit.name, unit.expert, unit.fused
+        tensors = [(role, self._tensor_maker(t)) for role, t in unit.tensors.items()]
+
+        def make(source: UnitSpec, layer: str, expert: str) -> UnitSpec:
+            made = {role: make_tensor(source, layer, expert) for role, make_tensor in tensors}
+            mine = source.expert if number == EXPERT else number
+            return UnitSpec(_numbered(name, layer, expert), made, source.layer, mine, fused)
+
+        return make
+
+    def _tensor_maker(self, tensor: TensorSpec) -> Callable[[UnitSpec, str, str], TensorSpec]:
+        """A tensor that is in a file is one of the source's, or made of one and lies where that does."""
+        name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
+        if tensor.file is None:
+            return lambda source, layer, expert: TensorSpec(_numbered(name, layer, expert), dtype, shape)
+        for role, stored in self._plan.source.tensors.items():
+            if tensor == stored:
+                return partial(_stored, role)
+        for role, stored in self._plan.source.tensors.items():
+            within = tensor.offset - stored.offset
+            if tensor.file == stored.file and 0 <= within < max(1, stored.nbytes):
+                return partial(_made_of, role, within, tensor)
+        raise _Unclear
+
+    def _result_maker(self, result: Result) -> Callable[[Mapping[int, UnitSpec], UnitSpec, str, str], Result]:
+        key, quantizer, quant, packed, layout = (
+            id(result.unit), result.quantizer, result.quant, result.packed, self._layout
+        )  # fmt: skip
+        if quantizer is None or quant is None or packed is None or layout is None:
+            renamed = [(role, self._tensor_maker(t)) for role, t in (result.renamed or {}).items()]
+
+            def rename(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
+                return Result(units[key], renamed={role: make(source, layer, expert) for role, make in renamed})
+
+            return rename
+        if (type(quant), type(packed)) != (QuantSpec, PackedSpec) or quant.unit != result.unit:
+            raise _Unclear
+        if any(t.file is not None for t in packed.tensors):
+            raise _Unclear
+        names = "\n".join(t.name for t in packed.tensors)  # one exchange for all, since they are most of a plan
+        dtypes, shapes = [t.dtype for t in packed.tensors], [t.shape for t in packed.tensors]
+        rest = (
+            quant.parts, quant.bits, quant.method, quant.group_size, quant.symmetric, quant.scale_dtype,
+            quant.scale_bits,
+        )  # fmt: skip
+
+        def pack(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
+            unit = units[key]
+            tensors = tuple(map(TensorSpec, _numbered(names, layer, expert).split("\n"), dtypes, shapes))
+            mine = QuantSpec(unit, *rest)
+            with blame(layout, unit.name):
+                fused = layout.fused(quantizer, mine)
+            return Result(unit, quantizer, mine, PackedSpec(tensors, packed.format), fused)
+
+        return pack
+
+
+def _stored(role: str, source: UnitSpec, layer: str, expert: str) -> TensorSpec:
+    return source.tensors[role]
+
+
+def _made_of(role: str, within: int, tensor: TensorSpec, source: UnitSpec, layer: str, expert: str) -> TensorSpec:
+    place = source.tensors[role]
+    name = _numbered(tensor.name, layer, expert)
+    return TensorSpec(name, tensor.dtype, tensor.shape, place.file, place.offset + within)
+
+
+def _numbered(name: str, layer: str, expert: str) -> str:
+    return name.replace(_LAYER, layer).replace(_EXPERT, expert)
+
+
+def _around(name: str, unit: UnitSpec) -> tuple[str, ...] | None:
+    """The name without the numbers: what comes before, between and behind them; None if they are not there."""
+    before, found, behind = name.partition(f".{unit.layer}.")
+    if not found:
+        return None
+    if unit.expert is None:
+        return before, behind
+    between, found, behind = behind.partition(f".{unit.expert}.")
+    return (before, between, behind) if found else None
+
+
+def _numberless(unit: UnitSpec) -> UnitSpec:
+    """The unit as it stands for all of its kind."""
+
+    def anonymous(name: str) -> str:
+        before, *behind = _around(name, unit) or ()  # a unit without its numbers in every name has no key
+        return f"{before}.{LAYER}." + f".{EXPERT}.".join(behind)
+
+    tensors = {role: t._replace(name=anonymous(t.name)) for role, t in unit.tensors.items()}
+    expert = None if unit.expert is None else EXPERT
+    return UnitSpec(anonymous(f"{unit.name}.")[:-1], tensors, LAYER, expert, unit.fused)
