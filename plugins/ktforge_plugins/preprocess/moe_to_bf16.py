@@ -22,6 +22,7 @@ from ktforge_plugins.preprocess.number_format import (
     NumberFormat,
     apply_formats,
     plan_formats,
+    scratch_of_formats,
     without_quantization,
 )
 
@@ -73,8 +74,11 @@ class MoeToBf16(Preprocessor):
         rest = {role: _in(made[role], spec) for role, spec in planned.tensors.items() if role not in waiting}
         yield Unit(planned, LazyTensors(rest, waiting))
 
+    def scratch_bytes(self, unit: UnitSpec) -> int:
+        return scratch_of_formats(unit, self._formats)
+
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
-        return without_quantization(config)
+        return without_quantization(config, results, f"get a copy in what {self.name} knows, {_known()}")
 
     def _contradictions(self, projection: str, parameters: Mapping[str, TensorSpec]) -> Iterator[str]:
         if self.input_type == "auto":
