@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ktforge.checkpoint import CONFIG, read_json
 from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
-from ktforge.grouping import check_extra, check_shapes, group
+from ktforge.grouping import check_shapes, group
 from ktforge.modelconfig import ModelConfig
+from ktforge.mtp import check_extra, without_extra
 from ktforge.output import check_output
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
@@ -180,7 +181,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
     with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
     if with_extra:
-        check_extra(grouping, model)
+        check_extra(grouping, model, config)
     problems = grouping.problems
     bound = pipeline.bound(config)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
@@ -203,7 +204,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     if bound.layout is not None:
         with blame(bound.layout, "the output"):
             problems.extend(bound.layout.check(results))
-    edited: Mapping[str, Any] = config
+    edited = config if with_extra or not grouping.extra else without_extra(config, model)
     for stage in bound.stages() if not problems.lines() else ():
         try:
             with blame(stage, "config.json"):

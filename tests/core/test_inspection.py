@@ -65,9 +65,9 @@ def test_what_cannot_be_made_says_why(tmp_path, registry):
     assert seen.fused and seen.problems == () and seen.threadpool_count is None
     assert seen.targets["moe-to-bf16"] == ()
     (reason,) = seen.targets["convert --quant-method int8"]
-    assert (
-        reason
-        == "model.layers.0.mlp.experts (and 1 more): gate has bias beside its weight, which int8 has no place for"
+    assert reason == (
+        "model.layers.0.mlp.experts (and 1 more): kt-amx has no place for the biases of gate, up, down: "
+        "`ktforge moe-to-bf16` keeps them"
     )
     made = runs(starter(folder, registry), tmp_path, registry)
     assert made.layout is None and "# No quantize and layout: " in starter(folder, registry)

@@ -57,6 +57,11 @@ class KtAmx(Layout):
         parts = []
         if not unit.is_expert or unit.projections().keys() != set(PROJECTIONS):
             raise Unsupported(f"{self.name} holds whole routed experts only: gate, up and down in one precision")
+        biases = [p for p, tensors in unit.projections().items() if "bias" in tensors]
+        if biases:
+            raise Unsupported(
+                f"{self.name} has no place for the biases of {', '.join(biases)}: `ktforge moe-to-bf16` keeps them"
+            )
         for projection, tensors in unit.projections().items():
             rows, cols = tensors["weight"].shape
             for p in range(self.threadpool_count):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import threading
@@ -19,6 +20,8 @@ from ktforge.checkpoint import merge_scans, parse_json
 from ktforge.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
+#: The library's own limit, in bytes.
+HEADER_LIMIT = 100_000_000
 
 
 class SafetensorsLoader(FolderLoader):
@@ -103,6 +106,8 @@ def _scan_file(file: Path) -> Iterable[TensorSpec]:
             pass
         start, header = _header_bytes(file)
     except (SafetensorError, OSError) as error:
+        if wrong := _wrong_metadata(file):
+            raise CheckpointError(wrong) from error
         raise CheckpointError(f"{file} is not a whole safetensors file: {_reason(error)}; download it again") from error
     try:
         entries = parse_json(header)
@@ -114,6 +119,31 @@ def _scan_file(file: Path) -> Iterable[TensorSpec]:
         if entry["dtype"] not in DTYPES:
             raise CheckpointError(f"{file}: {name[:200]} has the dtype {entry['dtype']}, which ktforge does not read")
         yield TensorSpec(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), file, start + entry["data_offsets"][0])
+
+
+def _wrong_metadata(file: Path) -> str | None:
+    """What to say of a file whose ``__metadata__`` alone keeps the library from opening it; None for any other."""
+    try:
+        length, size = int.from_bytes(_first(file, 8), "little"), file.stat().st_size
+        entries = parse_json(_first(file, 8 + length)[8:]) if length <= min(size, HEADER_LIMIT) else None
+    except (ValueError, RecursionError, OSError):
+        return None
+    metadata = entries.get("__metadata__") if isinstance(entries, dict) else None
+    if isinstance(metadata, dict):
+        odd = next(
+            (f"{k[:100]!r} is {json.dumps(v)[:50]}" for k, v in metadata.items() if not isinstance(v, str)), None
+        )
+    else:
+        odd = None if metadata is None else f"it is {json.dumps(metadata)[:50]}"
+    return odd and (
+        f"{file} has a __metadata__ that the format does not allow, so that no reader opens the file: it must map "
+        f"strings to strings, and {odd}: save the tensors again with safetensors, or get a copy that was"
+    )
+
+
+def _first(file: Path, count: int) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(count)
 
 
 def _reason(error: Exception) -> str:
