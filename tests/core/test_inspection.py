@@ -54,7 +54,8 @@ def test_what_is_wrong_is_said_once(tmp_path, registry):
     assert seen.problems == (
         "layer 0: expert 4 missing; config.json announces 5",
         "layer 1: expert 4 missing; config.json announces 5",
-        f"{stem} (and 1 more): gate is F64, which moe-to-bf16 does not read",
+        f"{stem} (and 1 more): gate is stored as F64, which moe-to-bf16 does not read; it knows BF16, FP16, FP32, fp8, "
+        "fp4, compressed-tensors, gptq, awq: get a copy in one of them",
     )
 
 

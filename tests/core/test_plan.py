@@ -70,7 +70,7 @@ def test_every_refusal_comes_at_once():
     problems = "\n".join(plan(data, checkpoints.config(num_experts=5)).problems)
     assert "experts.1: has no up projection" in problems
     assert "experts.3: down is BF16 [8, 8], but config.json says [256, 512]" in problems
-    assert "experts.0: gate is F64, which moe-to-bf16 does not read" in problems
+    assert "experts.0: gate is stored as F64, which moe-to-bf16 does not read; " in problems
     assert "layer 0: expert 4 missing" in problems
 
 

@@ -71,10 +71,10 @@ class Awq(NumberFormat):
 
     def _problems(self, qweight: TensorSpec, parameters: Mapping[str, TensorSpec]) -> Iterator[str]:
         if version := self._other_order():
-            yield f"{qweight.name} is in the order of AWQ's version {version}; {self.name} reads gemm: {MEND}"
+            yield f"this is AWQ in the order of its version {version}; {self.name} reads gemm: {MEND}"
             return
         if qweight.dtype != I32:
-            yield f"{qweight.name} is I16, as in llm-awq's own files; {self.name} reads I32 in gemm's order: {MEND}"
+            yield f"this is AWQ in I16 words, as llm-awq writes them; {self.name} reads I32 in gemm's order: {MEND}"
             return
         missing = [p for p in PARAMETERS if p not in parameters]
         if missing:
@@ -86,7 +86,9 @@ class Awq(NumberFormat):
         bits = 32 * words // scale.shape[1] if len(scale.shape) == 2 and scale.shape[1] else 0
         if bits in (2, 3, 8) and bits * scale.shape[1] == 32 * words:
             order = "; writers of 8 bits do not agree on an order" if bits == 8 else ""
-            yield f"{qweight.name} is AWQ of {bits} bits; {self.name} reads 4{order}: {MEND}"
+            yield f"this is AWQ of {bits} bits; {self.name} reads 4{order}: {MEND}"
+        elif qweight.shape[0] == scale.shape[0]:
+            yield f"this is AWQ with outputs first, as in its version gemv; {self.name} reads gemm: {MEND}"
         elif bits != BITS or scale.shape[1] != words * 8:
             yield f"{scale} does not fit {qweight} in 4 bits"
         elif not scale.shape[0] or columns % scale.shape[0]:

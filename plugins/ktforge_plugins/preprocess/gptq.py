@@ -84,7 +84,7 @@ class Gptq(NumberFormat):
         qweight = parameters["qweight"]
         form = "marlin" if self._quantization.get("is_marlin_format") is True else self._form()
         if form not in FORMS:
-            yield f"{qweight.name} is of GPTQ's form {form!r}; {self.name} reads gptq and gptq_v2: {MEND}"
+            yield f"this is GPTQ in the form {form}; {self.name} reads gptq and gptq_v2: {MEND}"
             return
         missing = [p for p in PARAMETERS if p not in parameters]
         if missing:
@@ -101,8 +101,12 @@ class Gptq(NumberFormat):
             return
         bits = _bits(parameters)
         if bits not in BITS or bits * rows != 32 * zeros.shape[1]:
-            of = f"GPTQ of {bits} bits" if bits in (3, 5, 6, 7) else f"GPTQ with zero points that do not fit: {zeros}"
-            yield f"{qweight.name} is {of}; {self.name} reads 2, 4 and 8 bits: {MEND}"
+            odd = bits in (3, 5, 6, 7) and bits * rows == 32 * zeros.shape[1]
+            yield (
+                f"this is GPTQ of {bits} bits; {self.name} reads 2, 4 and 8: {MEND}"
+                if odd
+                else f"{zeros} does not fit {scale} in 2, 4 or 8 bits"
+            )
             return
         columns = _columns(parameters)
         if scale.shape[0] > columns:

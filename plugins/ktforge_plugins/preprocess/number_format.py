@@ -90,7 +90,7 @@ def plan_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> UnitSpec:
         try:
             found = _find(unit, parameters, formats)
         except Unsupported as refusal:
-            problems += refusal.problems
+            problems += [p for p in refusal.problems if p not in problems]  # what goes for all is said once
             continue
         if found is None:
             tensors |= {prefix + p: t for p, t in parameters.items()}
