@@ -11,16 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktforge.checkpoint import CONFIG, read_json
+from ktforge.checkpoint import CONFIG, QUANTIZATION_FILES, CheckpointFolder
 from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import check_shapes, group
-from ktforge.modelconfig import ModelConfig
+from ktforge.modelconfig import NESTED, ModelConfig
 from ktforge.mtp import check_extra, without_extra
 from ktforge.output import check_output
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
-from ktforge.source import read_source
+from ktforge.source import Source, read_source
 from ktforge.stages import Fused, Preprocessor, Quantizer
 from ktforge.tensors import BF16, Demand, FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
@@ -213,7 +213,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
             problems.extend(refusal.problems)
     files = _plan_files(bound, units, problems) if not problems.lines() else ()
     plan = Plan(
-        bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), source.side_files,
+        bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), _side_files(source, edited),
         source.files, tuple(left_out), problems.lines(),
     )  # fmt: skip
     folder = pipeline.writer.folder()
@@ -328,9 +328,21 @@ def _results(units: Sequence[PlannedUnit]) -> Iterator[Result]:
     return (result for unit in units for results in unit.results for result in results)
 
 
+def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Those that go along; what describes another quantisation than the output's does not."""
+    if _quantization(edited) == _quantization(source.config):
+        return source.side_files
+    return tuple(p for p in source.side_files if str(p) not in QUANTIZATION_FILES)
+
+
+def _quantization(config: Mapping[str, Any]) -> list[Any]:
+    levels = [config, *(v for k in NESTED if isinstance(v := config.get(k), Mapping))]
+    return [v for level in levels for k in ("quantization_config", "compression_config") if (v := level.get(k))]
+
+
 def _config_json(pipeline: Pipeline, edited: Mapping[str, Any]) -> bytes | None:
     """The source's own bytes where nothing was changed."""
     folder = pipeline.loader.folder()
-    if folder is not None and (folder / CONFIG).is_file() and edited == read_json(folder / CONFIG):
+    if folder is not None and (folder / CONFIG).is_file() and edited == CheckpointFolder(folder).config():
         return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
