@@ -34,6 +34,12 @@ WEIGHT_SUFFIXES = frozenset(
 INDEX_SUFFIX = ".index.json"
 CONFIG = "config.json"
 MANIFEST = "ktforge_manifest.json"
+#: Where quantisers describe their work beside config.json. Readers take the first, of Model Optimizer, for what
+#: config.json does not say; the others are AutoGPTQ's, AWQ's and AutoRound's copies of what it does.
+HF_QUANT_CONFIG = "hf_quant_config.json"
+QUANTIZATION_FILES = frozenset(
+    [HF_QUANT_CONFIG, "quantize_config.json", "quant_config.json", "quantization_config.json"]
+)
 #: Lies in an output of ktforge that is not finished, and is no safetensors file, so that loaders fail on it.
 UNFINISHED = "UNFINISHED.safetensors"
 #: A config or index larger than this is no config or index.
@@ -68,10 +74,15 @@ class CheckpointFolder:
             raise CheckpointError(f"{self.path} is an unfinished output of ktforge: finish it with the same command")
 
     def config(self) -> dict[str, Any]:
-        """The parsed config.json."""
+        """The parsed config.json, with what Model Optimizer says beside it about quantisation."""
         self.check()
         check_inside(self.path, self.path / CONFIG)
-        return read_json(self.path / CONFIG, CONFIG_LIMIT)
+        config = read_json(self.path / CONFIG, CONFIG_LIMIT)
+        beside = self.path / HF_QUANT_CONFIG
+        if "quantization_config" not in config and beside.is_file():
+            check_inside(self.path, beside)
+            config["quantization_config"] = read_json(beside, CONFIG_LIMIT)
+        return config
 
     def weight_files(self, pattern: str, index_name: str) -> tuple[list[Path], dict[str, str] | None]:
         """The weight files and, if there is an index, its tensor name → file name.

@@ -164,9 +164,9 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
         gaps = sorted(set(range(model.experts)) - present[layer])
         beyond = sorted(present[layer] - set(range(model.experts)))
         if gaps:
-            problems.add(f"layer {layer}: {_experts(gaps)} missing; config.json announces {model.experts}")
+            problems.add(f"layer {layer}: {expert_list(gaps)} missing; config.json announces {model.experts}")
         if beyond:
-            problems.add(f"layer {layer}: has {_experts(beyond)}, but config.json announces only {model.experts}")
+            problems.add(f"layer {layer}: has {expert_list(beyond)}, but config.json announces only {model.experts}")
 
 
 @lru_cache
@@ -179,27 +179,13 @@ def _missing(roles: tuple[str, ...], fused: bool) -> tuple[str, ...]:
     return (*gate_up, *(() if "down" in present else ("down",)))
 
 
-def check_extra(grouping: Grouping, model: ModelConfig) -> None:
-    """Refuses a multi-token-prediction layer of which only some experts are there, for when it is to be kept."""
-    present: dict[int, set[int]] = {}
-    for unit in grouping.extra:
-        if unit.layer is not None and unit.is_expert:
-            assert unit.expert is not None
-            present.setdefault(unit.layer, set()).add(unit.expert)
-    for layer, found in sorted(present.items()):
-        gaps = sorted(set(range(model.experts)) - found)
-        if gaps:
-            grouping.problems.add(
-                f"layer {layer}, for multi-token prediction: {_experts(gaps)} missing; leave it out with mtp: omit"
-            )
-
-
 def _fused_experts(unit: UnitSpec) -> range:
     """The experts that the first axis of all tensors of a fused unit counts."""
     return range(min((t.shape[0] for t in unit.tensors.values() if t.shape), default=0))
 
 
-def _experts(numbers: Sequence[int]) -> str:
+def expert_list(numbers: Sequence[int]) -> str:
+    """``experts 0, 3`` in words, the first five of them."""
     shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
     return f"expert{'s' if len(numbers) > 1 else ''} {shown}"
 

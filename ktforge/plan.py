@@ -11,18 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktforge.checkpoint import CONFIG, read_json
+from ktforge.checkpoint import CONFIG, QUANTIZATION_FILES, CheckpointFolder
 from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
-from ktforge.grouping import check_extra, group
+from ktforge.grouping import group
 from ktforge.kinds import UnitPlanner
-from ktforge.modelconfig import ModelConfig
+from ktforge.modelconfig import NESTED, ModelConfig
+from ktforge.mtp import check_extra, without_extra
 from ktforge.output import check_output
 from ktforge.registry import blame
 from ktforge.rules import Targets
-from ktforge.source import read_source
+from ktforge.source import Source, read_source
 from ktforge.tensors import FileSpec, SourceFile, TensorSpec
-from ktforge.unitplan import PlannedUnit, Result
+from ktforge.unitplan import PlannedUnit, Result, later_refusals
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
@@ -123,18 +124,22 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
     with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
     if with_extra:
-        check_extra(grouping, model)
+        check_extra(grouping, model, config)
     problems = grouping.problems
     bound = pipeline.bound(config)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
     planner, units = UnitPlanner(bound, model, targets), []
+    later: dict[tuple[str, ...], tuple[str, ...]] = {}
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
     for unit in grouping.ordered(with_extra):
         try:
             planned = planner.plan(unit)
         except Unsupported as refusal:
-            for problem in refusal.problems:
-                problems.add(unit.shorten(problem), unit.name)
+            told = tuple(map(unit.shorten, refusal.problems))
+            if told not in later:
+                later[told] = tuple(map(unit.shorten, later_refusals(bound, unit, model, targets)))
+            for problem in (*told, *later[told]):
+                problems.add(problem, unit.name)
             continue
         if any(planned.outputs):
             units.append(planned)
@@ -146,7 +151,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     if bound.layout is not None:
         with blame(bound.layout, "the output"):
             problems.extend(bound.layout.check(results))
-    edited: Mapping[str, Any] = config
+    edited = config if with_extra or not grouping.extra else without_extra(config, model)
     for stage in bound.stages() if not problems.lines() else ():
         try:
             with blame(stage, "config.json"):
@@ -155,7 +160,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
             problems.extend(refusal.problems)
     files = _plan_files(bound, units, problems) if not problems.lines() else ()
     plan = Plan(
-        bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), source.side_files,
+        bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), _side_files(source, edited),
         source.files, tuple(left_out), problems.lines(),
     )  # fmt: skip
     folder = pipeline.writer.folder()
@@ -198,9 +203,21 @@ def _results(units: Sequence[PlannedUnit]) -> Iterator[Result]:
     return (result for unit in units for results in unit.results for result in results)
 
 
+def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Those that go along; what describes another quantisation than the output's does not."""
+    if _quantization(edited) == _quantization(source.config):
+        return source.side_files
+    return tuple(p for p in source.side_files if str(p) not in QUANTIZATION_FILES)
+
+
+def _quantization(config: Mapping[str, Any]) -> list[Any]:
+    levels = [config, *(v for k in NESTED if isinstance(v := config.get(k), Mapping))]
+    return [v for level in levels for k in ("quantization_config", "compression_config") if (v := level.get(k))]
+
+
 def _config_json(pipeline: Pipeline, edited: Mapping[str, Any]) -> bytes | None:
     """The source's own bytes where nothing was changed."""
     folder = pipeline.loader.folder()
-    if folder is not None and (folder / CONFIG).is_file() and edited == read_json(folder / CONFIG):
+    if folder is not None and (folder / CONFIG).is_file() and edited == CheckpointFolder(folder).config():
         return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None

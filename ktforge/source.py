@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ktforge.errors import CheckpointError
 from ktforge.modelconfig import ModelConfig, read_model_config
 from ktforge.names import check_specs
+from ktforge.presumed import tensor_problems, unannounced_experts
 from ktforge.registry import blame
 from ktforge.stages import Loader
 from ktforge.tensors import SourceFile, TensorSpec
@@ -45,6 +46,12 @@ def read_source(loader: Loader) -> Source:
         tensors = attempt(lambda: _scanned(loader))
         side_files = attempt(lambda: tuple(loader.side_files()))
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
+    if tensors is not None and config is not None:
+        if model is None:
+            problems += tensor_problems(config, tensors)
+        elif unannounced := unannounced_experts(model, tensors):
+            problems += [unannounced, *tensor_problems(config, tensors)]
+            model = None
     if config is None or model is None or tensors is None or side_files is None or files is None:
         raise CheckpointError(*problems)
     return Source(config, model, tensors, side_files, files)

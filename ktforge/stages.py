@@ -121,6 +121,11 @@ class Preprocessor(Stage):
     def apply(self, unit: Unit) -> Iterator[Unit]:
         """The planned units with their data, in the planned order."""
 
+    def scratch_bytes(self, unit: UnitSpec) -> int:
+        """The most bytes that :meth:`apply` needs at once for this unit, beside its arrays and those of the units that
+        it makes; 0 if it makes no others."""
+        return 0
+
 
 class Quantizer(Stage):
     """Turns an expert's weights into integer codes and scales."""

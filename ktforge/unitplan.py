@@ -13,7 +13,7 @@ from ktforge.modelconfig import ModelConfig
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
 from ktforge.stages import Fused, Preprocessor, Quantizer
-from ktforge.tensors import Demand, PackedSpec, QuantSpec, TensorSpec, UnitSpec
+from ktforge.tensors import BF16, Demand, PackedSpec, QuantSpec, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
@@ -98,6 +98,32 @@ def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets:
                 raise Unsupported(*wrong)
         results.append(tuple(_plan_result(pipeline, quantizer, piece) for quantizer, piece in targets.split(unit)))
     return PlannedUnit(source, tuple(steps), tuple(results))
+
+
+def later_refusals(pipeline: Pipeline, unit: UnitSpec, model: ModelConfig, targets: Targets) -> Sequence[str]:
+    """What speaks against an expert behind the preprocessors, of which one refuses it: it would come out next time.
+
+    That depends on the sizes of config.json alone, so an expert in BF16 stands for what they would have made.
+    """
+    if pipeline.layout is None or not (unit.is_expert or unit.fused):
+        return ()
+    units: tuple[UnitSpec, ...] = (unit,)
+    try:
+        for stage in pipeline.preprocess:
+            units = tuple(made for one in units for made in _preprocessed(stage, one))
+        return ()
+    except Unsupported as refusal:
+        said = refusal.problems
+    shapes = {p: (model.expert_size, model.hidden) for p in ("gate", "up")} | {
+        "down": (model.hidden, model.expert_size)
+    }
+    tensors = {f"{p}.weight": TensorSpec(f"{unit.name}.{p}.weight", BF16, s) for p, s in shapes.items()}
+    ideal = UnitSpec(unit.name, tensors, unit.layer, unit.expert or 0)
+    try:
+        plan_unit(pipeline.model_copy(update={"preprocess": ()}), ideal, model, targets)
+    except Unsupported as later:
+        return [p for p in later.problems if p not in said]
+    return ()
 
 
 def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:

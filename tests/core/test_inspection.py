@@ -54,7 +54,8 @@ def test_what_is_wrong_is_said_once(tmp_path, registry):
     assert seen.problems == (
         "layer 0: expert 4 missing; config.json announces 5",
         "layer 1: expert 4 missing; config.json announces 5",
-        f"{stem} (and 1 more): gate is F64, which moe-to-bf16 does not read",
+        f"{stem} (and 1 more): gate is stored as F64, which moe-to-bf16 does not read; it knows BF16, FP16, FP32, fp8, "
+        "fp4, compressed-tensors, gptq, awq: get a copy in one of them",
     )
 
 
@@ -65,9 +66,9 @@ def test_what_cannot_be_made_says_why(tmp_path, registry):
     assert seen.fused and seen.problems == () and seen.threadpool_count is None
     assert seen.targets["moe-to-bf16"] == ()
     (reason,) = seen.targets["convert --quant-method int8"]
-    assert (
-        reason
-        == "model.layers.0.mlp.experts (and 1 more): gate has bias beside its weight, which int8 has no place for"
+    assert reason == (
+        "model.layers.0.mlp.experts (and 1 more): kt-amx has no place for the biases of gate, up, down: "
+        "`ktforge moe-to-bf16` keeps them"
     )
     made = runs(starter(folder, registry), tmp_path, registry)
     assert made.layout is None and "# No quantize and layout: " in starter(folder, registry)

@@ -206,3 +206,20 @@ def test_reading_bin_without_torch_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     for kind in (BinLoader, AutoLoader):
         assert "needs torch: pip install 'ktforge[torch]'" in refusal(kind(path=folder))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "odd"),
+    [({"format": "pt", "total": 3}, "'total' is 3"), ({"a": {"b": 1}}, """'a' is {"b": 1}"""), ([1], r"it is [1]")],
+)
+def test_metadata_that_is_no_map_of_strings_is_named(tmp_path, metadata, odd):
+    """The library opens no such file, and neither does transformers; the tensors in it may be sound."""
+    header = json.dumps({
+        "__metadata__": metadata, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    }).encode()  # fmt: skip
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError) as caught:
+        list(SafetensorsLoader(path=tmp_path).scan())
+    (problem,) = caught.value.problems
+    assert f"it must map strings to strings, and {odd}: save the tensors again" in problem
+    assert str(tmp_path / "model.safetensors") in problem and "download" not in problem

@@ -1,8 +1,13 @@
-"""GPTQ and AWQ against their formulas, packed and worked out once more here: no library that does is a dependency."""
+"""GPTQ and AWQ against their formulas, packed and worked out once more here; AWQ against compressed-tensors as well.
+
+tests/runtime/test_auto_round.py compares with a library that writes both.
+"""
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import BF16
+from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ktforge_plugins import Awq, Gptq, MoeToBf16
@@ -62,17 +67,57 @@ def test_gptq(bits, symmetric, version, order, dtype):
     assert weight(MoeToBf16(), arrays, {"quantization_config": quantization}).tobytes() == got.tobytes()
 
 
-@pytest.mark.parametrize(("bits", "order"), [(4, (0, 2, 4, 6, 1, 3, 5, 7)), (8, (0, 2, 1, 3))])
+@pytest.mark.parametrize(
+    ("form", "less_one"),
+    [("auto_round", False), ("auto_round:gptqmodel", False), ("auto_round:auto_gptq", True), ("auto_round:gptq", True)],
+)
+def test_auto_round_says_in_words_of_its_own_what_zero_points_are(form, less_one):
+    codes, zeros, scale = random_parts(4, 32, 128, 4, np.float16)
+    stored = (zeros.astype(int) - less_one) % 16
+    arrays = {"qweight": packed(codes, 4, 0), "qzeros": packed(stored, 4, 1), "scales": scale}
+    config = {"quantization_config": {"quant_method": "auto-round", "bits": 4, "packing_format": form}}
+    got = weight(MoeToBf16(), arrays, config)
+    assert got.tobytes() == expected(codes, zeros, scale, np.arange(128) // 32).tobytes()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("said", [4, None])
+def test_gptq_of_mixed_bits_is_told_by_its_shapes(bits, said):
+    codes, zeros, scale = random_parts(bits, 32, 128, 4, np.float16)
+    arrays = {"qweight": packed(codes, bits, 0), "qzeros": packed(zeros, bits, 1), "scales": scale}
+    config = {"quantization_config": {"quant_method": "gptq", "bits": said, "checkpoint_format": "gptq_v2"}}
+    got = weight(MoeToBf16(), arrays, config)
+    assert got.tobytes() == expected(codes, zeros, scale, np.arange(128) // 32).tobytes()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BF16], ids=str)
 @pytest.mark.parametrize("groups", [1, 4])
-def test_awq(bits, order, dtype, groups):
-    rows, columns = 64, 96
-    codes, zeros, scale = random_parts(bits, rows, columns, groups, dtype)
-    arrays = {"qweight": packed(codes, bits, 1, order), "qzeros": packed(zeros, bits, 1, order), "scales": scale}
-    config = {"quantization_config": {"quant_method": "awq", "bits": bits, "version": "GEMM"}}
+def test_awq(dtype, groups):
+    rows, columns, order = 64, 96, (0, 2, 4, 6, 1, 3, 5, 7)
+    codes, zeros, scale = random_parts(4, rows, columns, groups, dtype)
+    arrays = {"qweight": packed(codes, 4, 1, order), "qzeros": packed(zeros, 4, 1, order), "scales": scale}
+    config = {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "GEMM"}}
     got = weight(Awq(), arrays, config)
     assert got.tobytes() == expected(codes, zeros, scale, np.arange(columns) // (columns // groups)).tobytes()
     assert weight(MoeToBf16(), arrays, config).tobytes() == got.tobytes()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 6), st.sampled_from([8, 32]), st.integers(0, 99))
+def test_awq_means_what_compressed_tensors_reads(eights_of_rows, groups, size, seed):
+    """Any words at all: the library takes them apart, and the products are torch's."""
+    random = np.random.default_rng(seed)
+    words = random.integers(-(1 << 31), 1 << 31, (groups * size, eights_of_rows)).astype(np.int32)
+    zeros = random.integers(-(1 << 31), 1 << 31, (groups, eights_of_rows)).astype(np.int32)
+    scale = (random.random((groups, 8 * eights_of_rows)) * 0.02 + 1e-4).astype(np.float16)
+    codes, scales, zero_points = AutoAWQConverter(group_size=size)._convert_gemm_module(
+        *(torch.from_numpy(a) for a in (words, scale, zeros))
+    )
+    difference = codes.float() - zero_points.float().repeat_interleave(size, 1)
+    want = (difference * scales.float().repeat_interleave(size, 1)).bfloat16()
+    config = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": size}}
+    got = weight(Awq(), {"qweight": words, "qzeros": zeros, "scales": scale}, config)
+    assert got.tobytes() == want.contiguous().view(torch.int16).numpy().tobytes()
 
 
 @settings(max_examples=30, deadline=None)
@@ -97,15 +142,34 @@ I32 = np.int32
     [
         (Gptq, {"scales": None}, {}, "qweight is packed, but scales are missing"),
         (Gptq, {"qzeros": None, "scales": None}, {}, "but qzeros and scales are missing"),
-        (Gptq, {}, {"bits": 3}, "has 3 bits by config.json; gptq reads 2, 4 and 8"),
-        (Gptq, {}, {"bits": None}, "has unknown bits by config.json"),
-        (Gptq, {}, {"checkpoint_format": "marlin"}, "is of checkpoint_format 'marlin'; gptq reads gptq and gptq_v2"),
-        (Gptq, {"qzeros": np.zeros((4, 3), I32)}, {}, r"qzeros \(I32 \[4, 3\]\) does not fit .*scales .* in 4 bits"),
+        (Gptq, {"qzeros": np.zeros((4, 3), I32)}, {}, "this is GPTQ of 3 bits; gptq reads 2, 4 and 8: get the model"),
+        (Gptq, {"qzeros": np.zeros((4, 5), I32)}, {}, "GPTQ of 5 bits; gptq reads"),
+        (
+            Gptq,
+            {"qzeros": np.zeros((4, 0), I32)},
+            {},
+            r"qzeros \(I32 \[4, 0\]\) does not fit .*scales .* in 2, 4 or 8 bits",
+        ),
+        (Gptq, {"qzeros": np.zeros((3, 4), I32)}, {}, r"qzeros \(I32 \[3, 4\]\) does not fit .*scales"),
+        (
+            Gptq,
+            {},
+            {"checkpoint_format": "marlin"},
+            "this is GPTQ in the form marlin; gptq reads gptq and gptq_v2: get",
+        ),
+        (Gptq, {}, {"is_marlin_format": True}, "GPTQ in the form marlin"),
+        (Gptq, {}, {"checkpoint_format": "gptq_p"}, "GPTQ in the form gptq_p"),
         (Gptq, {"g_idx": np.zeros(3, I32)}, {}, r"g_idx .* must be integers \[128\]"),
         (Gptq, {"scales": np.ones((5, 32), np.float16), "qzeros": np.ones((5, 4), I32)}, {}, "there is no g_idx"),
         (Awq, {"qzeros": None}, {}, "qweight is packed, but qzeros are missing"),
-        (Awq, {"scales": np.ones((4, 33), np.float16)}, {}, "does not fit .*qweight .* in 4 or 8 bits"),
-        (Awq, {}, {"version": "gemv"}, "is of AWQ's version gemv; awq reads gemm"),
+        (Awq, {"scales": np.ones((4, 33), np.float16)}, {}, "does not fit .*qweight .* in 4 bits"),
+        (Awq, {"scales": np.ones((4, 16), np.float16)}, {}, "is AWQ of 8 bits; awq reads 4; writers of 8 bits do not"),
+        (Awq, {"qweight": np.zeros((128, 3), I32)}, {}, "is AWQ of 3 bits; awq reads 4: get the model in BF16"),
+        (Awq, {"qweight": np.zeros((128, 4), np.int16)}, {}, "AWQ in I16 words, as llm-awq writes them; awq reads I32"),
+        (Awq, {}, {"version": "gemv"}, "AWQ in the order of its version gemv; awq reads gemm: get the model in BF16"),
+        (Awq, {"scales": np.ones((128, 1), np.float16)}, {}, "AWQ with outputs first, as in its version gemv"),
+        (Awq, {}, {"version": "gemv_fast"}, "AWQ in the order of its version gemv_fast"),
+        (Awq, {}, {"checkpoint_format": "marlin"}, "AWQ in the order of its version marlin"),
     ],
 )
 def test_what_does_not_fit_is_refused(stage, change, quantization, message):

@@ -45,6 +45,12 @@ class CompressedTensors(Layout):
         return alike
 
     def demand(self, unit: UnitSpec) -> Demand:
+        biases = [p for p, tensors in unit.projections().items() if "bias" in tensors]
+        if biases:  # of experts; elsewhere a bias is a unit of its own
+            raise Unsupported(
+                f"readers of {self.name} know no biases of experts, and {', '.join(biases)} have some: "
+                "`ktforge moe-to-bf16` keeps them"
+            )
         return Demand(super().demand(unit).parts, scale_dtype=BF16)
 
     def plan(self, spec: QuantSpec) -> PackedSpec:

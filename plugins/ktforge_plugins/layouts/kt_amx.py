@@ -60,6 +60,11 @@ class KtAmx(Layout):
         parts = []
         if not unit.is_expert or unit.projections().keys() != set(PROJECTIONS):
             raise Unsupported(f"{self.name} holds whole routed experts only: gate, up and down in one precision")
+        biases = [p for p, tensors in unit.projections().items() if "bias" in tensors]
+        if biases:
+            raise Unsupported(
+                f"{self.name} has no place for the biases of {', '.join(biases)}: `ktforge moe-to-bf16` keeps them"
+            )
         for projection, tensors in unit.projections().items():
             rows, cols = tensors["weight"].shape
             for p in range(self.threadpool_count):
@@ -173,8 +178,9 @@ class KtAmx(Layout):
         """Refuses what upstream aborts on after minutes, and says which thread-pool counts fit."""
         expert_size, hidden = spec.unit.tensors["gate.weight"].shape
         cols = COLS_MULTIPLE[spec.bits]
+        problems = []
         if hidden % cols:
-            raise Unsupported(f"hidden size {hidden} is not a multiple of {cols}, as {self.name} int{spec.bits} needs")
+            problems.append(f"hidden size {hidden} is not a multiple of {cols}, as {self.name} int{spec.bits} needs")
 
         def fits(count: int) -> bool:
             return expert_size % count == 0 and expert_size // count % cols == 0  # cols is a multiple of 32
@@ -183,10 +189,12 @@ class KtAmx(Layout):
         if not fits(count):
             fitting = [count for count in range(1, MOST_PARTS + 1) if fits(count)]
             mend = f"counts that fit: {', '.join(map(str, fitting))}" if fitting else "no count fits"
-            raise Unsupported(
+            problems.append(
                 f"threadpool_count {count} does not split expert size {expert_size} into multiples of "
                 f"{cols}, as {self.name} int{spec.bits} needs; {mend}"
             )
+        if problems:
+            raise Unsupported(*problems)
 
 
 @hookimpl

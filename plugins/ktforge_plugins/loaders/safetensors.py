@@ -21,6 +21,8 @@ from ktforge.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
 METADATA = "__metadata__"
+#: The library's own limit, in bytes.
+HEADER_LIMIT = 100_000_000
 
 
 class SafetensorsLoader(FolderLoader):
@@ -105,6 +107,8 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
             length = int.from_bytes(opened.read(8), "little")
             header, nbytes = opened.read(length), os.fstat(opened.fileno()).st_size
     except (SafetensorError, OSError) as error:
+        if wrong := _wrong_metadata(file):
+            raise CheckpointError(wrong) from error
         raise CheckpointError(f"{file} is not a whole safetensors file: {_reason(error)}; download it again") from error
     try:
         entries = json.loads(header)
@@ -121,6 +125,31 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
             raise CheckpointError(f"{file}: {name[:200]} has the dtype {entry['dtype']}, which ktforge does not read")
         specs.append(TensorSpec(name, dtype, tuple(entry["shape"]), file, 8 + length + entry["data_offsets"][0]))
     return SourceFile(file, nbytes, xxhash.xxh3_128_hexdigest(header)), specs
+
+
+def _wrong_metadata(file: Path) -> str | None:
+    """What to say of a file whose ``__metadata__`` alone keeps the library from opening it; None for any other."""
+    try:
+        length, size = int.from_bytes(_first(file, 8), "little"), file.stat().st_size
+        entries = parse_json(_first(file, 8 + length)[8:]) if length <= min(size, HEADER_LIMIT) else None
+    except (ValueError, RecursionError, OSError):
+        return None
+    metadata = entries.get(METADATA) if isinstance(entries, dict) else None
+    if isinstance(metadata, dict):
+        odd = next(
+            (f"{k[:100]!r} is {json.dumps(v)[:50]}" for k, v in metadata.items() if not isinstance(v, str)), None
+        )
+    else:
+        odd = None if metadata is None else f"it is {json.dumps(metadata)[:50]}"
+    return odd and (
+        f"{file} has a __metadata__ that the format does not allow, so that no reader opens the file: it must map "
+        f"strings to strings, and {odd}: save the tensors again with safetensors, or get a copy that was"
+    )
+
+
+def _first(file: Path, count: int) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(count)
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ Source of the formats: https://github.com/vllm-project/compressed-tensors.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -119,27 +120,35 @@ class CompressedTensorsFormat(NumberFormat):
         scale = scales.values_of(arrays["weight_scale"], stored.shape, block)
         # One number for all rows serves each of them.
         scale = np.ascontiguousarray(np.broadcast_to(scale, (rows, scale.shape[1])))
-        if "weight_packed" in arrays and not {ZERO, GROUPS} & arrays.keys():
-            return integers.symmetric(arrays["weight_packed"], scheme.bits, columns, scale, block[1])
-        offset = 1 << (scheme.bits - 1)
+        words = arrays.get("weight_packed")
+        if words is not None and not {ZERO, GROUPS} & arrays.keys():
+            return integers.symmetric(words, scheme.bits, columns, scale, block[1])
         zeros = arrays.get(ZERO)
         if zeros is not None and zeros.dtype == I32:  # packed along the rows
-            zeros = integers.unpacked(zeros.T, scheme.bits)[:, :rows].T.astype(np.int16) - offset
+            zeros = integers.signed(zeros.T, scheme.bits)[:, :rows].T
         if zeros is not None:
             zeros = np.broadcast_to(zeros.reshape(-1, scale.shape[1]), scale.shape)
-        codes = arrays.get("weight")
-        if codes is None:
-            codes = integers.unpacked(arrays["weight_packed"], scheme.bits)[:, :columns].astype(np.int16) - offset
+
+        def codes(some: slice) -> np.ndarray:
+            return arrays["weight"][some] if words is None else integers.signed(words[some], scheme.bits)[:, :columns]
+
         order = arrays.get(GROUPS)
         if order is None or (order < 0).all():  # -1 where no order was ever chosen
-            return integers.affine(codes, zeros, scale)
+            return integers.affine(codes, stored.shape, zeros, scale)
         if order.min() < 0 or order.max() >= scale.shape[1]:
             tensor = parameters[GROUPS]
             raise CheckpointError(
                 f"{tensor.file or 'the checkpoint'}: {tensor.name} points to a group outside the {scale.shape[1]}"
             )
-        zeros = None if zeros is None else zeros.T
-        return integers.affine_by_input(codes.T, zeros, np.ascontiguousarray(scale.T), order)
+        return integers.affine(codes, stored.shape, zeros, scale, order)
+
+    def scratch(self, parameters: Mapping[str, TensorSpec]) -> int:
+        stored = self.stored(parameters)
+        assert stored is not None
+        rows, columns = stored.shape
+        scale = math.prod(parameters["weight_scale"].shape)
+        # Scales as float32 once as stored and once for each row, zero points a byte each.
+        return integers.scratch(rows, columns) + 10 * max(scale, rows)
 
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = super().bind(config)

@@ -78,6 +78,10 @@ class Fp4(NumberFormat):
             scale = scale * arrays["weight_scale_2"].reshape(())
         return native.nibbles_to_bf16(np.ascontiguousarray(codes).view(np.uint8), E2M1, scale, group)
 
+    def scratch(self, parameters: Mapping[str, TensorSpec]) -> int:
+        found = scales.scale_of(parameters)
+        return scales.scratch(parameters["scales"] if "blocks" in parameters or found is None else found[1])
+
 
 def _stored_blocks(parameters: Mapping[str, TensorSpec]) -> Stored:
     blocks, scale = parameters["blocks"], parameters.get("scales")

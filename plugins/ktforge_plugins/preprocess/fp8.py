@@ -11,7 +11,7 @@ from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
 from ktforge.lazy import Pending
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, F8_E4M3
-from ktforge_plugins.preprocess import scales
+from ktforge_plugins.preprocess import integers, scales
 from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
 
 F8_E5M2 = DTYPES["F8_E5M2"]
@@ -56,6 +56,12 @@ class Fp8(NumberFormat):
         if weight.dtype == F8_E4M3:
             return native.fp8_to_bf16(weight, values, block)
         return scales.scaled(weight, values, block)
+
+    def scratch(self, parameters: Mapping[str, TensorSpec]) -> int:
+        found, (rows, columns) = scales.scale_of(parameters), parameters["weight"].shape
+        assert found is not None
+        unscaled = 0 if parameters["weight"].dtype == F8_E4M3 else integers.scratch(rows, columns)
+        return unscaled + scales.scratch(found[1])
 
     def _operands(
         self, arrays: Mapping[str, np.ndarray], parameters: Mapping[str, TensorSpec]

@@ -22,6 +22,8 @@ from ktforge_plugins.preprocess.number_format import (
     NumberFormat,
     apply_formats,
     plan_formats,
+    quantization_config,
+    scratch_of_formats,
     without_quantization,
 )
 
@@ -44,9 +46,14 @@ class MoeToBf16(Preprocessor):
 
     _formats: tuple[NumberFormat, ...] = PrivateAttr(default_factory=lambda: tuple(f() for f in FORMATS))
 
+    #: What config.json calls the checkpoint's format, to be said of one that is not read.
+    _said: str = PrivateAttr(default="")
+
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
         bound._formats = tuple(f().bind(config) for f in FORMATS)
+        method = quantization_config(config).get("quant_method")
+        bound._said = f" (quant_method {method} by config.json)" if isinstance(method, str) else ""
         return bound
 
     def plan_key(self) -> PlanKey:
@@ -61,8 +68,16 @@ class MoeToBf16(Preprocessor):
             planned = plan_formats(unit, self._formats)
         except Unsupported as refusal:
             raise Unsupported(*problems, *refusal.problems) from None
+        unread: dict[str, list[str]] = {}
         for projection, parameters in planned.projections().items():
-            problems += self._unread(projection, parameters)
+            if stored := _unread(parameters):
+                unread.setdefault(stored, []).append(projection)
+        for stored, projections in unread.items():
+            verb = "are" if projections[1:] else "is"
+            problems.append(
+                f"{', '.join(projections)} {verb} stored as {stored}{self._said}, which {self.name} does not read; "
+                f"it knows {_known()}: get a copy in one of them"
+            )
         if problems:
             raise Unsupported(*problems)
         tensors = {
@@ -77,8 +92,11 @@ class MoeToBf16(Preprocessor):
         rest = {role: _in(made[role], spec) for role, spec in planned.tensors.items() if role not in waiting}
         yield Unit(planned, LazyTensors(rest, waiting))
 
+    def scratch_bytes(self, unit: UnitSpec) -> int:
+        return scratch_of_formats(unit, self._formats)
+
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
-        return without_quantization(config)
+        return without_quantization(config, results, f"get a copy in what {self.name} knows, {_known()}")
 
     def _contradictions(self, projection: str, parameters: Mapping[str, TensorSpec]) -> Iterator[str]:
         if self.input_type == "auto":
@@ -90,24 +108,25 @@ class MoeToBf16(Preprocessor):
             mend = f"{word} or auto" if word else "auto"
             yield f"the input type was given as {self.input_type}, but {projection} is {stored}: say {mend}"
 
-    def _unread(self, projection: str, parameters: Mapping[str, TensorSpec]) -> Iterator[str]:
-        """What no format turned into a weight."""
-        weight = parameters.get("weight")
-        strange = sorted(parameters.keys() - KNOWN)
-        if weight is not None and dtype_name(weight.dtype) not in ("BF16", "F16", "F32"):
-            yield f"{projection} is {dtype_name(weight.dtype)}, which {self.name} does not read"
-        elif weight is None or strange:
-            stored = ", ".join(sorted(parameters))
-            yield f"{projection} is stored as {stored}, which {self.name} does not read; it knows {_known()}"
-
     def _checked_other(self, unit: UnitSpec) -> UnitSpec:
         """Refuses a quantised weight that would stay behind with nothing in config.json to explain it."""
         for role in ("weight", "weight_packed", "qweight"):
             tensor = unit.tensors.get(role)
             if tensor is not None and len(tensor.shape) > 1 and tensor.dtype.kind in "iu":
                 stored = ", ".join(unit.tensors)
-                raise Unsupported(f"{dtype_name(tensor.dtype)} weights ({stored}) are not read; {_known()} are")
+                raise Unsupported(
+                    f"{dtype_name(tensor.dtype)} weights ({stored}){self._said} are not read; {_known()} are: "
+                    "get a copy in one of them"
+                )
         return unit
+
+
+def _unread(parameters: Mapping[str, TensorSpec]) -> str | None:
+    """What no format turned into a weight, in words; None if there is a weight that this preprocessor reads."""
+    weight = parameters.get("weight")
+    if weight is not None and dtype_name(weight.dtype) not in ("BF16", "F16", "F32"):
+        return dtype_name(weight.dtype)
+    return ", ".join(sorted(parameters)) if weight is None or parameters.keys() - KNOWN else None
 
 
 def _known() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from pydantic import PrivateAttr
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.lazy import LazyTensors, Pending
 from ktforge.stages import PlanKey
-from ktforge.tensors import BF16
+from ktforge.tensors import BF16, DTYPES
 
 #: Scales of activations: of no use once a weight is BF16.
 ACTIVATION = frozenset(
     ["input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act"]
 )
+
+#: dtypes of quantised weights.
+PACKED = frozenset(DTYPES[d] for d in ("I8", "U8", "I16", "U16", "I32", "U32", "F8_E4M3", "F8_E5M2", "F8_E8M0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,10 @@ class NumberFormat(Preprocessor):
         """What :meth:`dequantize` would be made of, if a fused kernel may read that instead; None if none does."""
         return None
 
+    def scratch(self, parameters: Mapping[str, TensorSpec]) -> int:
+        """Bytes that :meth:`dequantize` needs at once, beside what it is given and the weight that it makes."""
+        return 0
+
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
         bound._quantization = quantization_config(config)
@@ -71,8 +79,11 @@ class NumberFormat(Preprocessor):
     def apply(self, unit: Unit) -> Iterator[Unit]:
         yield apply_formats(unit, [self])
 
+    def scratch_bytes(self, unit: UnitSpec) -> int:
+        return scratch_of_formats(unit, [self])
+
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
-        return without_quantization(config)
+        return without_quantization(config, results, "put moe-to-bf16 under preprocess, which reads more than one")
 
 
 def plan_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> UnitSpec:
@@ -84,7 +95,7 @@ def plan_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> UnitSpec:
         try:
             found = _find(unit, parameters, formats)
         except Unsupported as refusal:
-            problems += refusal.problems
+            problems += [p for p in refusal.problems if p not in problems]  # what goes for all is said once
             continue
         if found is None:
             tensors |= {prefix + p: t for p, t in parameters.items()}
@@ -118,6 +129,20 @@ def apply_formats(unit: Unit, formats: Sequence[NumberFormat]) -> Unit:
     return Unit(planned, LazyTensors(rest, waiting))
 
 
+def scratch_of_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> int:
+    """:meth:`Preprocessor.scratch_bytes` of :func:`apply_formats`: projections are made one after the other, and fused
+    experts too, each of them before it is put in its place."""
+    most = 0
+    for parameters in unit.projections().values():
+        found = _find(unit, parameters, formats)
+        if found is not None:
+            chosen, stored = found
+            one = _of_one(unit, parameters) if unit.fused else parameters
+            whole = math.prod(stored.shape) * BF16.itemsize if unit.fused else 0
+            most = max(most, whole + chosen.scratch(one))
+    return most
+
+
 def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """quantization_config (or compression_config), at the top or in text_config; empty if there is none."""
     for level in (config, config.get("text_config"), config.get("language_config")):
@@ -128,14 +153,31 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json for a checkpoint whose weights are all plain."""
-    gone = ("quantization_config", "compression_config", "expert_dtype")
-    edited = {k: v for k, v in config.items() if k not in gone}
+def without_quantization(config: Mapping[str, Any], results: Sequence[Result], mend: str) -> Mapping[str, Any]:
+    """config.json for a checkpoint whose weights are all plain.
+
+    Raises Unsupported, with what to do, if ``results`` still hold weights that only the old one explains.
+    """
+    edited = _without(config)
     for key in ("text_config", "language_config"):
         if isinstance(edited.get(key), Mapping):
-            edited[key] = {k: v for k, v in edited[key].items() if k not in gone}
+            edited[key] = _without(edited[key])
+    left = [tensor for result in results if result.packed is None for tensor in result.outputs if _is_packed(tensor)]
+    if left and edited != config:
+        more = f" and {len(left) - 1:,} more" if left[1:] else ""
+        raise Unsupported(
+            f"{left[0]}{more} would stay quantised without the quantization_config of config.json that says how: {mend}"
+        )
     return edited
+
+
+def _without(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in config.items() if k not in ("quantization_config", "compression_config", "expert_dtype")}
+
+
+def _is_packed(tensor: TensorSpec) -> bool:
+    """By its dtype. Integers that belong to a model itself, such as token tables, have 64 bits."""
+    return len(tensor.shape) > 1 and tensor.dtype in PACKED
 
 
 def _find(
@@ -183,8 +225,8 @@ def _dequantised(
     one = _of_one(unit, parameters)
     shape = stored.shape[::-1] if stored.fused_transposed else stored.shape
     out = np.empty((unit.experts, *shape), BF16)
+    place = out.swapaxes(1, 2) if stored.fused_transposed else out
     for e in range(unit.experts):
         mine = {p: a if a.shape == one[p].shape else a[e] for p, a in arrays.items()}
-        weight = chosen.dequantize(mine, one)
-        out[e] = weight.T if stored.fused_transposed else weight
+        place[e] = chosen.dequantize(mine, one)
     return out

@@ -9,6 +9,7 @@ import numpy as np
 
 from ktforge import TensorSpec, Unsupported, native
 from ktforge.tensors import BF16, DTYPES, dtype_name
+from ktforge_plugins.preprocess import integers
 
 #: Names in use for the scale of a weight: DeepSeek's, compressed-tensors', DeepSeek-V4's, Mistral's.
 NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
@@ -17,8 +18,6 @@ E8M0 = DTYPES["F8_E8M0"]
 U8 = DTYPES["U8"]
 #: Powers of two: E8M0 under its own name, or its bytes as U8 (OCP Microscaling Formats 1.0, section 5.4.1).
 EXPONENTS = (E8M0, U8)
-#: Rows that are worked on at once: 4 MB of float32 at 4096 columns, which stays in the cache.
-BAND = 256
 
 
 def scale_of(parameters: Mapping[str, TensorSpec]) -> tuple[str, TensorSpec] | None:
@@ -65,15 +64,20 @@ def values_of(scale: np.ndarray, shape: tuple[int, int], block: tuple[int, int])
     return np.ascontiguousarray(scale.astype(np.float32).reshape(grid))
 
 
+def scratch(scale: TensorSpec) -> int:
+    """Bytes that :func:`values_of` needs of a stored scale, and a product with one number more."""
+    return 12 * math.prod(scale.shape)
+
+
 def scaled(values: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """BF16 [n, k]: ``values`` times ``scale`` (of :func:`values_of`) as float32, rounded once."""
     n, k = values.shape
     out = np.empty((n, k), BF16)
-    for start in range(0, n, BAND):
-        stop = min(n, start + BAND)
-        rows = np.arange(start, stop) // block[0]
-        spread = np.repeat(scale[rows], block[1], axis=1)[:, :k]
-        out[start:stop] = native.to_bf16(values[start:stop].astype(np.float32) * spread)
+    for band in integers.bands(n, k):
+        which = np.arange(band.start, band.stop) // block[0]
+        product = values[band].astype(np.float32)
+        product *= np.repeat(scale[which], block[1], axis=1)[:, :k]
+        out[band] = native.to_bf16(product)
     return out
 
 

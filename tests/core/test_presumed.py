@@ -1,0 +1,81 @@
+"""Problems of config.json, of the tensors, and of every stage come out together."""
+
+import checkpoints
+import numpy as np
+import pytest
+from ktforge_plugins import Int4, KtAmx, MoeToBf16, SplitExperts
+
+from ktforge import CheckpointError, Pipeline
+from ktforge.testing import MemoryLoader, MemoryWriter
+
+BROKEN = {
+    n: a for n, a in checkpoints.tensors().items()
+    if "layers.0.mlp.experts.3." not in n and "layers.1.mlp.experts.2.up" not in n
+}  # fmt: skip
+NO_UP = "model.layers.1.mlp.experts.2: has no up projection"
+NO_EXPERT = "layer 0: expert 3 missing; config.json announces 4"
+NO_EXPERT_OF = "layer 0: expert 3 missing; the names speak of 4"
+
+
+def problems(data, model, **stages):
+    loader = MemoryLoader(tensors=data, model={k: v for k, v in model.items() if v is not None})
+    try:
+        return Pipeline(loader=loader, writer=MemoryWriter(), **stages).plan().problems
+    except CheckpointError as error:
+        return error.problems
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"hidden_size": None}, "config.json has no hidden_size"),
+        ({"num_hidden_layers": None}, "config.json has no num_hidden_layers"),
+        ({"num_hidden_layers": "two"}, "config.json: num_hidden_layers is 'two'; it must be a whole number"),
+        ({"num_local_experts": 16}, "config.json: num_experts is 4 but num_local_experts is 16: remove the wrong one"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_config_that_cannot_be_used_hides_nothing(change, problem, nested):
+    model = {k: v for k, v in checkpoints.config(**change).items() if v is not None}
+    first, *rest = problems(BROKEN, {"text_config": model} if nested else model)
+    assert first.startswith(problem) and rest == [NO_UP, NO_EXPERT_OF if "num_local_experts" in change else NO_EXPERT]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_that_config_json_does_not_know_are_no_dense_model(fused):
+    data = checkpoints.fuse(checkpoints.tensors()) if fused else BROKEN
+    first, *rest = problems(data, checkpoints.config(num_experts=None), preprocess=[MoeToBf16()])
+    assert first.startswith("config.json has no num_experts or n_routed_experts")
+    assert (
+        first.endswith("among them: get the config.json that belongs to it") and "model.layers.0.mlp.experts" in first
+    )
+    assert rest == ([] if fused else [NO_UP, NO_EXPERT_OF])
+
+
+def test_names_that_no_file_knows_are_left_to_the_config():
+    assert problems({"a.weight": np.zeros(3)}, {"num_experts": 4}) == (
+        "config.json has no num_hidden_layers", "config.json has no hidden_size",
+        "config.json has no moe_intermediate_size or intermediate_size",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_stage_that_refuses_hides_no_other(fused):
+    data = checkpoints.tensors()
+    data = checkpoints.fuse(data) if fused else data
+    data = {n: a.astype(np.float64) if ".experts" in n else a for n, a in data.items()}
+    stages = {"preprocess": [SplitExperts(), MoeToBf16()], "quantize": Int4(), "layout": KtAmx(threadpool_count=3)}
+    stored, count = problems(data, checkpoints.config(), **stages)
+    assert "gate, up, down are stored as F64, which moe-to-bf16 does not read" in stored
+    assert "threadpool_count 3 does not split expert size 512 into multiples of 128" in count
+    assert stored.split(":")[0] == count.split(":")[0]
+
+
+def test_a_layout_says_all_that_does_not_fit():
+    size = checkpoints.SIZE
+    data = {
+        n: a[:, :200] if "gate" in n or "up" in n else a[:200] for n, a in checkpoints.tensors().items() if ".exp" in n
+    }
+    model = checkpoints.config(hidden_size=200)
+    hidden, count = problems(data, model, quantize=Int4(), layout=KtAmx(threadpool_count=3))
+    assert "hidden size 200 is not a multiple of 128" in hidden and f"does not split expert size {size}" in count
