@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ktforge import shares
 from ktforge.checkpoint import CONFIG, read_json
 from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
@@ -55,34 +56,25 @@ class PlannedUnit:
     """A unit as the loader finds it, the units that each preprocessor makes of it, and the last ones' results.
 
     A unit has several results where rules treat its projections differently.
+
+    ``share_rows``: :func:`ktforge.shares.share_rows`. ``working_bytes``: bytes of all arrays that may live while one of
+    its shares is worked on, at most.
     """
 
     source: UnitSpec
     steps: tuple[tuple[UnitSpec, ...], ...]
     results: tuple[tuple[Result, ...], ...]
+    share_rows: int
+    working_bytes: int
 
     @property
     def outputs(self) -> Iterator[TensorSpec]:
         return (tensor for results in self.results for result in results for tensor in result.outputs)
 
     @property
-    def working_bytes(self) -> int:
-        """Bytes of all arrays that may live while this unit is worked on, mapped source pages included.
-
-        What preprocessors split passes through the stages behind them one unit at a time.
-        """
-        total = self.source.nbytes // max(1, len(self.results))
-        before: Sequence[UnitSpec] = (self.source,)
-        for step in self.steps:
-            total += max((u.nbytes for u in step if u not in before), default=0)
-            before = step
-        return total + max((sum(map(_result_bytes, results)) for results in self.results), default=0)
-
-
-def _result_bytes(result: Result) -> int:
-    packed = sum(t.nbytes for t in result.outputs) if result.packed else 0
-    two_steps = result.quant.parts if result.quant and not result.fused else ()
-    return packed + sum(p.shape[0] * p.shape[1] for p in two_steps)
+    def shares(self) -> int:
+        """How many pieces of it are worked on one by one."""
+        return -(-shares.first_axis(self.source) // self.share_rows) if self.share_rows else 1
 
 
 @dataclass(frozen=True)
@@ -145,8 +137,9 @@ class Plan:
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
 
     def peak_memory(self, workers: int) -> int:
-        """Bytes of all units in flight at the worst moment; the interpreter and its libraries come on top."""
-        return sum(sorted((u.working_bytes for u in self.units), reverse=True)[:workers])
+        """Bytes of all that is in flight at the worst moment; the interpreter and its libraries come on top."""
+        each = (u.working_bytes for u in self.units for _ in range(min(workers, u.shares)))
+        return sum(sorted(each, reverse=True)[:workers])
 
 
 def make_plan(pipeline: Pipeline) -> Plan:
@@ -248,7 +241,9 @@ def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets:
             if wrong:
                 raise Unsupported(*wrong)
         results.append(tuple(_plan_result(pipeline, quantizer, piece) for quantizer, piece in targets.split(unit)))
-    return PlannedUnit(source, tuple(steps), tuple(results))
+    rows = shares.share_rows(pipeline, source, steps, results)
+    made = PlannedUnit(source, tuple(steps), tuple(results), rows, 0)
+    return replace(made, working_bytes=shares.working_bytes(pipeline, made))
 
 
 def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:

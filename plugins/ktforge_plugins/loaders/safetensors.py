@@ -19,6 +19,7 @@ from ktforge.checkpoint import merge_scans, parse_json
 from ktforge.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
+Io = Literal["mmap", "pread"]
 
 
 class SafetensorsLoader(FolderLoader):
@@ -29,7 +30,7 @@ class SafetensorsLoader(FolderLoader):
     """
 
     name: ClassVar[str] = "safetensors"
-    io: Literal["mmap", "pread"] = "mmap"
+    io: Io = "mmap"
 
     _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
@@ -49,12 +50,14 @@ class SafetensorsLoader(FolderLoader):
         assert spec.file is not None
         if spec.nbytes == 0:
             return np.empty(spec.shape, spec.dtype)
-        if self.io == "pread":
+        # The format does not align tensors; a kernel may count on the alignment of its element type.
+        if self.io == "pread" or spec.offset % spec.dtype.itemsize:
             return _pread(spec.file, spec)
         raw = np.frombuffer(self._mapped(spec.file), np.uint8, spec.nbytes, spec.offset)
-        array = raw.view(spec.dtype).reshape(spec.shape)
-        # The format does not align tensors; a kernel may count on the alignment of its element type.
-        return array if spec.offset % spec.dtype.itemsize == 0 else array.copy()
+        return raw.view(spec.dtype).reshape(spec.shape)
+
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        return spec.rows(start, stop)
 
     def release(self, spec: TensorSpec) -> None:
         """Takes the tensor's pages out of this process, whose memory would otherwise grow by all that it has read; they

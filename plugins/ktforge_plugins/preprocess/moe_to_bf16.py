@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -22,6 +22,7 @@ from ktforge_plugins.preprocess.number_format import (
     NumberFormat,
     apply_formats,
     plan_formats,
+    unmade_roles,
     without_quantization,
 )
 
@@ -40,6 +41,7 @@ class MoeToBf16(Preprocessor):
     """
 
     name: ClassVar[str] = "moe-to-bf16"
+    rowwise: ClassVar[bool] = True
     input_type: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
 
     _formats: tuple[NumberFormat, ...] = PrivateAttr(default_factory=lambda: tuple(f() for f in FORMATS))
@@ -72,6 +74,9 @@ class MoeToBf16(Preprocessor):
         waiting = {role: tensor for role in planned.tensors if (tensor := pending(made, role)) is not None}
         rest = {role: _in(made[role], spec) for role, spec in planned.tensors.items() if role not in waiting}
         yield Unit(planned, LazyTensors(rest, waiting))
+
+    def unmade(self, unit: UnitSpec) -> Collection[str]:
+        return unmade_roles(unit, self._formats)
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         return without_quantization(config)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import PrivateAttr
@@ -38,6 +38,8 @@ class NumberFormat(Preprocessor):
     Of fused experts, the format sees one at a time. ``quantization_config`` leaves config.json.
     """
 
+    rowwise: ClassVar[bool] = True
+
     _quantization: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     @abstractmethod
@@ -55,6 +57,10 @@ class NumberFormat(Preprocessor):
         """What :meth:`dequantize` would be made of, if a fused kernel may read that instead; None if none does."""
         return None
 
+    def is_pending(self, parameters: Mapping[str, TensorSpec]) -> bool:
+        """Whether :meth:`pending` gives something for a weight in this format."""
+        return False
+
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
         bound._quantization = quantization_config(config)
@@ -65,6 +71,9 @@ class NumberFormat(Preprocessor):
 
     def apply(self, unit: Unit) -> Iterator[Unit]:
         yield apply_formats(unit, [self])
+
+    def unmade(self, unit: UnitSpec) -> Collection[str]:
+        return unmade_roles(unit, [self])
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         return without_quantization(config)
@@ -91,6 +100,16 @@ def plan_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> UnitSpec:
     if problems:
         raise Unsupported(*problems)
     return unit.with_tensors(tensors)
+
+
+def unmade_roles(unit: UnitSpec, formats: Sequence[NumberFormat]) -> Collection[str]:
+    """The roles that :func:`apply_formats` leaves pending."""
+    roles = []
+    for projection, parameters in unit.projections().items():
+        found = None if unit.fused else _find(unit, parameters, formats)
+        if found is not None and found[0].is_pending(parameters):
+            roles.append(f"{projection}.weight" if projection else "weight")
+    return roles
 
 
 def apply_formats(unit: Unit, formats: Sequence[NumberFormat]) -> Unit:
@@ -177,9 +196,13 @@ def _dequantised(
         return chosen.dequantize(arrays, parameters)
     one = _of_one(unit, parameters)
     shape = stored.shape[::-1] if stored.fused_transposed else stored.shape
-    out = np.empty((unit.experts, *shape), BF16)
+    out = np.empty((unit.experts, *shape), BF16) if unit.experts > 1 else None
     for e in range(unit.experts):
         mine = {p: a if a.shape == one[p].shape else a[e] for p, a in arrays.items()}
         weight = chosen.dequantize(mine, one)
-        out[e] = weight.T if stored.fused_transposed else weight
+        weight = weight.T if stored.fused_transposed else weight
+        if out is None:
+            return np.ascontiguousarray(weight)[None]
+        out[e] = weight
+    assert out is not None
     return out
