@@ -147,7 +147,7 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _mapped(file: Path) -> list[tuple[int, int]]:
-    """Where this process has mapped a file, from /proc/self/maps; nowhere if its bytes are in the other order, since then
+    """Where this process has mapped a file, from /proc/self/maps; nowhere if its bytes are in the other order, for then
     torch has changed the mapped pages."""
     with zipfile.ZipFile(file) as archive:
         order = next((archive.read(n) for n in archive.namelist() if n.endswith("/byteorder")), b"little")
