@@ -17,6 +17,7 @@ from ktforge.tensors import TensorSpec
 from ktforge.testing import MemoryLoader, MemoryWriter
 from ktforge.workers import Workers, ordered
 
+
 class Seen:
     def __init__(self):
         self.written = []
@@ -195,7 +196,7 @@ class Idle:
         class Meets(KtAmx):
             name: ClassVar[str] = "meets"
 
-            def _quantise_and_pack(this, spec, unit, out):  # noqa: N805
+            def _quantise_and_pack(this, spec, unit, out):
                 self.threads.add(threading.get_ident())
                 self.met.wait(timeout=30)
                 super()._quantise_and_pack(spec, unit, out)

@@ -196,13 +196,9 @@ def _dequantised(
         return chosen.dequantize(arrays, parameters)
     one = _of_one(unit, parameters)
     shape = stored.shape[::-1] if stored.fused_transposed else stored.shape
-    out = np.empty((unit.experts, *shape), BF16) if unit.experts > 1 else None
+    out = np.empty((unit.experts, *shape), BF16)
     for e in range(unit.experts):
         mine = {p: a if a.shape == one[p].shape else a[e] for p, a in arrays.items()}
         weight = chosen.dequantize(mine, one)
-        weight = weight.T if stored.fused_transposed else weight
-        if out is None:
-            return np.ascontiguousarray(weight)[None]
-        out[e] = weight
-    assert out is not None
+        out[e] = weight.T if stored.fused_transposed else weight
     return out
