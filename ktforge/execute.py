@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from ktforge.registry import blame, owner
 from ktforge.shares import Share, shares
 from ktforge.sourcewatch import SourceWatch, WatchedSink
 from ktforge.stages import Fused, Layout, Loader, Preprocessor, Quantizer, Sink, Stage
-from ktforge.tensors import PackedSpec, QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
+from ktforge.tensors import PackedSpec, PackedUnit, QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
 from ktforge.workers import Workers
 
 
@@ -122,6 +122,7 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
             if result.quant is not None:
                 _pack(plan, result, _narrowed(unit, result.unit), sink, crew)
                 continue
+            crew.buffers.clear()
             for role, tensor in (result.renamed or {}).items():
                 sink.write(tensor, unit.tensors[role], share.row)
 
@@ -163,7 +164,7 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
     quantizer, layout = result.quantizer, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
     if result.fused is None:
-        buffers = _buffers(result.packed)
+        buffers = crew.buffers.of(result.packed)
         with blame(quantizer, result.unit.name):
             quantised = quantizer.quantize(unit, result.quant)
         _check_quantised(quantizer, quantised, result.quant)
@@ -176,7 +177,7 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
         pieces = _parts(layout, quantizer, result.quant) or pieces
 
     def one(fused: Fused, packed: PackedSpec) -> None:
-        buffers = _buffers(packed)
+        buffers = crew.buffers.of(packed)
         with blame(layout, result.unit.name):
             fused(unit, buffers)
         _write(sink, packed, buffers)
@@ -200,11 +201,7 @@ def _parts(layout: Layout, quantizer: Quantizer, quant: QuantSpec) -> list[tuple
     return found
 
 
-def _buffers(packed: PackedSpec) -> dict[str, np.ndarray]:
-    return {t.name: np.empty(t.shape, t.dtype) for t in packed.tensors}
-
-
-def _write(sink: Sink, packed: PackedSpec, buffers: Mapping[str, np.ndarray]) -> None:
+def _write(sink: Sink, packed: PackedSpec, buffers: PackedUnit) -> None:
     for tensor in packed.tensors:
         sink.write(tensor, buffers[tensor.name])
 

@@ -206,7 +206,10 @@ class Sink(Protocol):
         """Whether an earlier run, which was cut off, has put a planned tensor in its place."""
 
     def write(self, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
-        """Puts a planned tensor in its place, or if ``row`` is given, those rows of its first axis that begin there."""
+        """Puts a planned tensor in its place, or if ``row`` is given, those rows of its first axis that begin there.
+
+        The memory of ``data`` is used again when this returns.
+        """
 
 
 class Writer(Stage):

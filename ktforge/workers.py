@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
+from ktforge.buffers import Buffers
 from ktforge.shares import Share
 
 Task = Callable[[], None]
@@ -22,10 +23,14 @@ class _Parts:
 
 
 class Workers:
-    """``count`` threads for the shares of a run; ``memory_limit`` bounds the bytes of those in flight."""
+    """``count`` threads for the shares of a run; ``memory_limit`` bounds the bytes of those in flight.
+
+    ``buffers`` are for what the calling thread packs.
+    """
 
     def __init__(self, count: int, memory_limit: int | None = None) -> None:
         self._count, self._limit = count, memory_limit
+        self.buffers = Buffers()
         self._changed = threading.Condition()  # of all that follows
         self._waiting: deque[Share] = deque()
         self._in_flight = 0
