@@ -18,6 +18,9 @@ from ktforge.registry import Registry, blame
 from ktforge.stages import Layout, Loader
 from ktforge.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec, UnitSpec
 
+#: Weights that are restored at a time: 1 MB of float32, which stays in the cache.
+BAND = 1 << 18
+
 
 def dequantize_pipeline(source: Path, output: Path, registry: Registry) -> Pipeline:
     """The pipeline that turns the quantised folder ``source`` into a BF16 checkpoint at ``output``.
@@ -95,13 +98,30 @@ class PackedLoader(Loader):
 
     def read(self, spec: TensorSpec) -> np.ndarray:
         if spec.name not in self._packed:
-            return self.inner.read(self._stored[self._passed[spec.name]])
-        wanted = self._wanted(spec)
-        packed = {stored.name: self.inner.read(stored) for stored in self._stored_of(spec)}
+            return self.inner.read(self._inner(spec))
         weight = np.empty(spec.shape, BF16)
-        for part, codes in zip(wanted.parts, self.layout.unpack(packed, wanted).parts, strict=True):
-            part.of(weight)[:] = restored(wanted, codes)
+        for wanted, stored in self._parts_of(spec):
+            packed = {t.name: self.inner.read(t) for t in stored}
+            (codes,) = self.layout.unpack(packed, wanted).parts
+            restore(wanted, codes, wanted.parts[0].of(weight))
+            for tensor in stored:
+                self.inner.release(tensor)
         return weight
+
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        """Of what passes through; a packed weight has its rows in no order that a file knows."""
+        if spec.name in self._packed:
+            return None
+        inner = self.inner.rows(self._inner(spec), start, stop)
+        return inner and inner._replace(name=spec.name)
+
+    def scratch_bytes(self, spec: TensorSpec) -> int:
+        if spec.name not in self._packed:
+            return self.inner.scratch_bytes(self._inner(spec))
+        return max(
+            sum(t.nbytes + self.inner.scratch_bytes(t) for t in stored) + _codes_bytes(wanted)
+            for wanted, stored in self._parts_of(spec)
+        )
 
     def _named(self, unit: UnitSpec) -> UnitSpec:
         """An expert under the prefix that it had in the source."""
@@ -111,19 +131,20 @@ class PackedLoader(Loader):
         return unit.with_tensors({r: t._replace(name=names[r]) for r, t in unit.tensors.items()})
 
     def release(self, spec: TensorSpec) -> None:
-        for stored in self._stored_of(spec):
-            self.inner.release(stored)
-
-    def _stored_of(self, spec: TensorSpec) -> list[TensorSpec]:
-        """The stored tensors that a presented one is made of."""
         if spec.name not in self._packed:
-            return [self._stored[self._passed[spec.name]]]
-        return [self._stored[t.name] for t in self.layout.plan(self._wanted(spec)).tensors]
+            self.inner.release(self._inner(spec))
 
-    def _wanted(self, spec: TensorSpec) -> QuantSpec:
-        """The spec of the parts of one packed weight."""
+    def _inner(self, spec: TensorSpec) -> TensorSpec:
+        """What passes through, or rows of it, under its stored name."""
+        return spec._replace(name=self._passed[spec.name])
+
+    def _parts_of(self, spec: TensorSpec) -> Iterator[tuple[QuantSpec, list[TensorSpec]]]:
+        """Each part of a packed weight, with the stored tensors that it is made of."""
         quant, role = self._packed[spec.name]
-        return replace(quant, parts=tuple(p for p in quant.parts if p.role == role))
+        for part in quant.parts:
+            if part.role == role:
+                alone = replace(quant, parts=(part,))
+                yield alone, [self._stored[t.name] for t in self.layout.plan(alone).tensors]
 
     def _problem(self, planned: TensorSpec) -> str | None:
         stored = self._stored.get(planned.name)
@@ -134,15 +155,25 @@ class PackedLoader(Loader):
         return None
 
 
-def restored(spec: QuantSpec, part: QuantPart) -> np.ndarray:
-    """The BF16 weights [n, k] of a quantised part: (code - zero) * step * scale in float32, then rounded."""
+def restore(spec: QuantSpec, part: QuantPart, weight: np.ndarray) -> None:
+    """Fills BF16 ``weight`` [n, k] from a quantised part: (code - zero) * step * scale in float32, then rounded."""
     n, k = part.codes.shape
-    codes = part.codes.reshape(n, part.scales.shape[1], -1).astype(np.float32)
-    if part.zeros is not None:
-        codes -= part.zeros.astype(np.float32)[:, :, None]
-    codes *= np.float32(spec.step)
-    codes *= part.scales.astype(np.float32)[:, :, None]
-    return native.to_bf16(codes.reshape(n, k))
+    band = max(1, BAND // max(1, k))
+    for start in range(0, n, band):
+        rows = slice(start, min(n, start + band))
+        codes = part.codes[rows].reshape(rows.stop - start, part.scales.shape[1], -1).astype(np.float32)
+        if part.zeros is not None:
+            codes -= part.zeros[rows].astype(np.float32)[:, :, None]
+        codes *= np.float32(spec.step)
+        codes *= part.scales[rows].astype(np.float32)[:, :, None]
+        weight[rows] = native.to_bf16(codes.reshape(-1, k))
+
+
+def _codes_bytes(spec: QuantSpec) -> int:
+    """Bytes of one part's codes and zero points, and of a band of :func:`restore`."""
+    (part,) = spec.parts
+    (n, k), groups = part.shape, spec.groups(part)
+    return n * k + (0 if spec.symmetric else 2 * n * groups) + 6 * max(BAND, k)
 
 
 def _layout(inner: Loader, source: Path, registry: Registry) -> Layout:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pluggy
@@ -16,10 +18,12 @@ from ktforge.errors import PluginError
 from ktforge.lazy import LazyTensors, Pending, pending
 from ktforge.plan import Plan
 from ktforge.registry import blame, owner
+from ktforge.shares import Share, shares
 from ktforge.sourcewatch import SourceWatch, WatchedSink
-from ktforge.stages import Loader, Preprocessor, Quantizer, Sink, Stage
-from ktforge.tensors import QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
+from ktforge.stages import Fused, Layout, Loader, Preprocessor, Quantizer, Sink, Stage
+from ktforge.tensors import PackedSpec, PackedUnit, QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
 from ktforge.unitplan import PlannedUnit, Result
+from ktforge.workers import Workers
 
 
 def default_workers() -> int:
@@ -40,8 +44,8 @@ def execute(
     """Runs ``plan`` with so many ``workers`` (default: one a core); the output does not depend on their number.
 
     ``overwrite``, ``restart`` and ``verify`` are those of :meth:`~ktforge.Writer.open`. Units whose tensors an
-    unfinished output holds are passed over. ``memory_limit`` bounds the bytes of the units in flight
-    (:attr:`~ktforge.plan.PlannedUnit.working_bytes`); workers wait where it does not allow another one.
+    unfinished output holds are passed over. ``memory_limit`` bounds the bytes in flight
+    (:attr:`~ktforge.plan.PlannedUnit.working_bytes`); workers wait where it does not allow more.
 
     Raises PlanError for a plan with refusals or a unit above the limit,
     OutputError, CheckpointError for damaged weights, PluginError.
@@ -49,110 +53,79 @@ def execute(
     plan.check()
     plan.check_memory(memory_limit)
     watch = SourceWatch(plan.sources)
-    loader = plan.pipeline.loader
     with plan.pipeline.writer.open(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
         hook.ktforge_planned(plan=plan)
-
-        def work(planned: PlannedUnit) -> None:
-            started = time.perf_counter()
-            try:
-                _run_unit(plan, planned, WatchedSink(sink, watch, planned.source))
-            finally:
-                for tensor in planned.source.tensors.values():
-                    with blame(loader, tensor.name):
-                        loader.release(tensor)
-            hook.ktforge_unit_written(spec=planned.source, seconds=time.perf_counter() - started)
-
-        kept = [u for u in plan.units if all(sink.has(t) for t in u.outputs)]
+        kept = [u for u in plan.units if _is_kept(sink, u)]
         if kept:
             hook.ktforge_resumed(specs=[u.source for u in kept])
         names = {u.source.name for u in kept}
         units = [u for u in plan.units if u.source.name not in names]
+        pieces = [
+            s for u in units for s in shares(plan.pipeline, u) if s.row is not None or not _is_kept(sink, s.planned)
+        ]
+        progress = _Progress(pieces)
+        crew = Workers(workers or default_workers(), memory_limit)
+
+        def work(share: Share) -> None:
+            progress.begin(share)
+            source = share.planned.source
+            try:
+                _run_unit(plan, share, WatchedSink(sink, watch, source), crew)
+            finally:
+                _release(plan.pipeline.loader, source)
+            seconds = progress.end(share)
+            if seconds is not None:
+                hook.ktforge_unit_written(spec=share.unit.source, seconds=seconds)
+
         with native.lost_pages_caught():
-            _for_each(units, work, workers or default_workers(), memory_limit)
+            crew.run(pieces, work)
         watch.check()
 
 
-def _for_each(
-    units: Sequence[PlannedUnit],
-    work: Callable[[PlannedUnit], None],
-    workers: int,
-    memory_limit: int | None,
-) -> None:
-    """Calls ``work`` on all units from ``workers`` threads; the first exception stops the others at their next unit.
-
-    Units are taken in their order, which is nearly that of the files.
-    """
-    remaining = iter(units)
-    in_flight = 0
-    changed = threading.Condition()
-    stop = threading.Event()
-
-    def take() -> PlannedUnit | None:
-        nonlocal in_flight
-        with changed:
-            unit = next(remaining, None)
-            if unit is None:
-                return None
-            size = unit.working_bytes
-            changed.wait_for(lambda: memory_limit is None or in_flight + size <= memory_limit or stop.is_set())
-            in_flight += size
-            return None if stop.is_set() else unit
-
-    def loop() -> None:
-        nonlocal in_flight
-        try:
-            while not stop.is_set() and (unit := take()) is not None:
-                try:
-                    work(unit)
-                finally:
-                    with changed:
-                        in_flight -= unit.working_bytes
-                        changed.notify_all()
-        except BaseException:
-            halt()
-            raise
-
-    def halt() -> None:
-        with changed:
-            stop.set()
-            changed.notify_all()
-
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="ktforge")
-    try:
-        futures = [pool.submit(loop) for _ in range(workers)]
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
-    finally:
-        halt()
-        _join(pool)
+def _is_kept(sink: Sink, planned: PlannedUnit) -> bool:
+    """Whether an earlier run has put all that comes of a unit in its place."""
+    return all(sink.has(t) for t in planned.outputs)
 
 
-def _join(pool: ThreadPoolExecutor) -> None:
-    """Waits for the units in flight, however often it is interrupted: no thread may outlive the sink it writes to."""
-    interrupt = None
-    while True:
-        try:
-            pool.shutdown()
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+def _release(loader: Loader, unit: UnitSpec) -> None:
+    for tensor in unit.tensors.values():
+        with blame(loader, tensor.name):
+            loader.release(tensor)
 
 
-def _run_unit(plan: Plan, planned: PlannedUnit, sink: Sink) -> None:
-    pipeline = plan.pipeline
+class _Progress:
+    """Knows when the last share of a unit is done."""
+
+    def __init__(self, pieces: Iterable[Share]) -> None:
+        self._left = Counter(share.unit.source.name for share in pieces)
+        self._began: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, share: Share) -> None:
+        with self._lock:
+            self._began.setdefault(share.unit.source.name, time.perf_counter())
+
+    def end(self, share: Share) -> float | None:
+        """The seconds since the first share of the unit began; None if it has more."""
+        name = share.unit.source.name
+        with self._lock:
+            self._left[name] -= 1
+            return None if self._left[name] else time.perf_counter() - self._began.pop(name)
+
+
+def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
+    pipeline, planned = plan.pipeline, share.planned
     units = iter((_load(pipeline.loader, planned.source),))
     for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
         units = _preprocess(stage, units, expected)
     for results, unit in zip(planned.results, units, strict=True):
         for result in results:
-            if result.quant is None:
-                for role, tensor in (result.renamed or {}).items():
-                    sink.write(tensor, unit.tensors[role])
-            else:
-                _pack(plan, result, _narrowed(unit, result.unit), sink)
+            if result.quant is not None:
+                _pack(plan, result, _narrowed(unit, result.unit), sink, crew)
+                continue
+            crew.buffers.clear()
+            for role, tensor in (result.renamed or {}).items():
+                sink.write(tensor, unit.tensors[role], share.row)
 
 
 def _narrowed(unit: Unit, spec: UnitSpec) -> Unit:
@@ -188,20 +161,49 @@ def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[U
         raise PluginError(f"{owner(stage)} made fewer units than it planned for {expected[0].name}")
 
 
-def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink) -> None:
+def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> None:
     quantizer, layout = result.quantizer, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
-    buffers = {t.name: np.empty(t.shape, t.dtype) for t in result.packed.tensors}
-    if result.fused is not None:
-        with blame(layout, result.unit.name):
-            result.fused(unit, buffers)
-    else:
+    if result.fused is None:
+        buffers = crew.buffers.of(result.packed)
         with blame(quantizer, result.unit.name):
             quantised = quantizer.quantize(unit, result.quant)
         _check_quantised(quantizer, quantised, result.quant)
         with blame(layout, result.unit.name):
             layout.pack(quantised, buffers)
-    for tensor in result.packed.tensors:
+        _write(sink, result.packed, buffers)
+        return
+    pieces = [(result.fused, result.packed)]
+    if crew.scarce:
+        pieces = _parts(layout, quantizer, result.quant) or pieces
+
+    def one(fused: Fused, packed: PackedSpec) -> None:
+        buffers = crew.buffers.of(packed)
+        with blame(layout, result.unit.name):
+            fused(unit, buffers)
+        _write(sink, packed, buffers)
+
+    if len(pieces) == 1:
+        one(*pieces[0])
+    else:
+        crew.together([partial(one, *piece) for piece in pieces])
+
+
+def _parts(layout: Layout, quantizer: Quantizer, quant: QuantSpec) -> list[tuple[Fused, PackedSpec]]:
+    """What fills each part of a unit by itself; empty if the layout cannot."""
+    found = []
+    for part in quant.parts:
+        alone = replace(quant, parts=(part,))
+        with blame(layout, quant.unit.name):
+            fused = layout.fused(quantizer, alone)
+            if fused is None:
+                return []
+            found.append((fused, layout.plan(alone)))
+    return found
+
+
+def _write(sink: Sink, packed: PackedSpec, buffers: PackedUnit) -> None:
+    for tensor in packed.tensors:
         sink.write(tensor, buffers[tensor.name])
 
 

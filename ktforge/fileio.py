@@ -1,6 +1,7 @@
-"""Two system calls that Python's os does not have: room for a file at once, and writing back while work goes on.
+"""System calls that Python's os does not have: room for a file at once, writing back while work goes on, and taking
+mapped pages out of the process.
 
-Both change how fast and how soon, never what is in the file, so where the C library or the file system lacks them
+All change how fast and how soon, never what is in the file, so where the C library or the file system lacks them
 nothing is done.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable
 
@@ -30,6 +32,14 @@ def write_back(descriptor: int, offset: int, nbytes: int) -> None:
     _call(_sync_file_range, descriptor, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
 
+def drop_pages(address: int, nbytes: int) -> None:
+    """Takes the pages of a range out of this process. It must be mapped from a file and never written to: then they
+    come back from there when they are read again."""
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    if hasattr(mmap, "MADV_DONTNEED"):
+        _call(_madvise, start, address + nbytes - start, mmap.MADV_DONTNEED)
+
+
 def _call(function: Callable[..., int] | None, *arguments: int) -> None:
     if function is None or function(*arguments) == 0:
         return
@@ -46,4 +56,5 @@ def _find(name: str, *types: type) -> Callable[..., int] | None:
 
 
 _fallocate = _find("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_madvise = _find("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)

@@ -6,6 +6,7 @@ ask. A fused kernel looks with :func:`pending` and reads what the tensor would h
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
@@ -31,27 +32,33 @@ class LazyTensors(Mapping[str, np.ndarray]):
 
     def __init__(self, made: Mapping[str, np.ndarray], pending: Mapping[str, Pending]) -> None:
         self._made, self._pending = dict(made), dict(pending)
+        self._making = threading.Lock()
 
     def __getitem__(self, role: str) -> np.ndarray:
-        if role in self._pending:
-            announced, array = self._pending[role], self._pending[role].make()
-            if (array.dtype, array.shape) != (announced.dtype, announced.shape):
-                raise ValueError(f"{role} was announced as {announced.dtype} {announced.shape}, and is not")
-            self._made[role] = array
-            del self._pending[role]
+        if role not in self._made and role in self._pending:
+            with self._making:  # parts of a unit may be worked on in several threads
+                if role not in self._made:
+                    self._made[role] = self._make(role, self._pending[role])
         return self._made[role]
 
     def __contains__(self, role: object) -> bool:  # the inherited one would make it
         return role in self._made or role in self._pending
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._made, *self._pending])
+        return iter({**self._pending, **self._made})
 
     def __len__(self) -> int:
-        return len(self._made) + len(self._pending)
+        return len({**self._pending, **self._made})
 
     def pending(self, role: str) -> Pending | None:
-        return self._pending.get(role)
+        return None if role in self._made else self._pending.get(role)
+
+    @staticmethod
+    def _make(role: str, announced: Pending) -> np.ndarray:
+        array = announced.make()
+        if (array.dtype, array.shape) != (announced.dtype, announced.shape):
+            raise ValueError(f"{role} was announced as {announced.dtype} {announced.shape}, and is not")
+        return array
 
 
 def pending(tensors: Mapping[str, np.ndarray], role: str) -> Pending | None:

@@ -152,18 +152,51 @@ def _verify(path: Path, file: FileSpec, hashes: Mapping[str, str]) -> None:
     with path.open("rb") as opened:
         for tensor in file.tensors:
             if tensor.name in hashes:
-                opened.seek(offset)
                 found = xxhash.xxh3_128()
-                left = tensor.nbytes
-                while left and (data := opened.read(min(left, files.CHUNK))):
-                    found.update(data)
-                    left -= len(data)
+                _hash(found, opened.fileno(), offset, tensor.nbytes)
                 if found.hexdigest() != hashes[tensor.name]:
                     raise OutputError(
                         f"{path}: {tensor.name} is not what was written, so the disk may be failing: "
                         "start over with --restart"
                     )
             offset += tensor.nbytes
+
+
+def _hash(found: xxhash.xxh3_128, descriptor: int, offset: int, nbytes: int) -> None:
+    """Adds what a range of a file holds."""
+    end = offset + nbytes
+    while offset < end and (data := os.pread(descriptor, min(end - offset, files.CHUNK), offset)):
+        found.update(data)
+        offset += len(data)
+
+
+class _Growing:
+    """A tensor that is written in pieces: hashed in the order of its bytes, in whatever order they come."""
+
+    def __init__(self, tensor: TensorSpec) -> None:
+        self.found = xxhash.xxh3_128()
+        self._tensor = tensor
+        self._lock = threading.Lock()  # of all that follows
+        self._hashed = 0
+        self._pieces: dict[int, int] = {}
+
+    def add(self, begin: int, data: memoryview, descriptor: int, offset: int) -> bool:
+        """Counts a piece that is in the file, where the tensor begins at ``offset``; whether it was the last.
+
+        A piece that others have to come before is read again, from the page cache, when they have. Raises PluginError
+        for one that has come.
+        """
+        with self._lock:
+            if begin < self._hashed or begin in self._pieces:
+                raise PluginError(f"rows of {self._tensor.name} were written twice")
+            self._pieces[begin] = data.nbytes
+            while nbytes := self._pieces.pop(self._hashed, 0):
+                if self._hashed == begin:
+                    self.found.update(data)
+                else:
+                    _hash(self.found, descriptor, offset + self._hashed, nbytes)
+                self._hashed += nbytes
+            return self._hashed == self._tensor.nbytes
 
 
 def _failure(folder: Path, error: OSError) -> str:
@@ -180,6 +213,7 @@ class FolderSink:
         self._staging, self._journal = staging, journal
         self._kept = frozenset(journal.written)
         self._place: dict[str, tuple[FileSpec, int]] = {}
+        self._growing: dict[str, _Growing] = {}
         self._left: dict[str, int] = {}
         for file in specs:
             offset = len(file.header)
@@ -200,12 +234,15 @@ class FolderSink:
         """Whether an earlier run has put this tensor in its place."""
         return tensor.name in self._kept
 
-    def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
+    def write(self, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
         """Leaves a tensor alone that :meth:`has` is true of.
 
         Raises PluginError for a tensor that is not planned, already written, or of another size.
         """
         if tensor.name in self._kept:
+            return
+        if row is not None:
+            self._write_rows(tensor, data, row)
             return
         with self._lock:
             if tensor.name not in self._place:
@@ -213,11 +250,30 @@ class FolderSink:
             file, offset = self._place.pop(tensor.name)
         if data.nbytes != tensor.nbytes:
             raise PluginError(f"{tensor.name} has {data.nbytes:,} bytes; {tensor.nbytes:,} were planned")
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self._written(file, tensor.name, xxhash.xxh3_128_hexdigest(self._put(file, offset, data)))
+
+    def _write_rows(self, tensor: TensorSpec, data: np.ndarray, row: int) -> None:
+        with self._lock:
+            if tensor.name not in self._place:
+                raise PluginError(f"{tensor.name} was written twice or never planned")
+            file, offset = self._place[tensor.name]
+            growing = self._growing.setdefault(tensor.name, _Growing(tensor))
+        begin = row * (tensor.nbytes // tensor.shape[0])
+        if begin + data.nbytes > tensor.nbytes:
+            raise PluginError(f"{tensor.name} has {tensor.nbytes:,} bytes; rows up to {begin + data.nbytes:,} came")
+        flat = self._put(file, offset + begin, data)
+        if growing.add(begin, flat, self._descriptor(file), offset):
+            with self._lock:
+                del self._place[tensor.name], self._growing[tensor.name]
+            self._written(file, tensor.name, growing.found.hexdigest())
+
+    def _put(self, file: FileSpec, offset: int, data: np.ndarray) -> memoryview:
+        """Writes an array, and returns its bytes."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         descriptor = self._descriptor(file)
-        files.write_at(descriptor, flat.data, offset, staged(self._staging, file.path))
+        files.write_at(descriptor, flat, offset, staged(self._staging, file.path))
         fileio.write_back(descriptor, offset, data.nbytes)
-        self._written(file, tensor.name, xxhash.xxh3_128_hexdigest(flat.data))
+        return flat
 
     def finish(self) -> None:
         """Syncs and closes all files. Raises PluginError if a tensor is missing."""

@@ -15,13 +15,13 @@ from ktforge.checkpoint import CONFIG, QUANTIZATION_FILES, CheckpointFolder
 from ktforge.diskspace import shortages
 from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
 from ktforge.grouping import group
-from ktforge.kinds import UnitPlanner
 from ktforge.modelconfig import NESTED, ModelConfig
 from ktforge.mtp import check_extra, without_extra
 from ktforge.output import check_output
 from ktforge.registry import blame
 from ktforge.rules import Targets
 from ktforge.source import Source, read_source
+from ktforge.stencils import UnitPlanner
 from ktforge.tensors import FileSpec, SourceFile, TensorSpec
 from ktforge.unitplan import PlannedUnit, Result, later_refusals
 
@@ -89,8 +89,9 @@ class Plan:
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
 
     def peak_memory(self, workers: int) -> int:
-        """Bytes of all units in flight at the worst moment; the interpreter and its libraries come on top."""
-        return sum(sorted((u.working_bytes for u in self.units), reverse=True)[:workers])
+        """Bytes of all that is in flight at the worst moment; the interpreter and its libraries come on top."""
+        each = (u.working_bytes for u in self.units for _ in range(min(workers, u.shares)))
+        return sum(sorted(each, reverse=True)[:workers])
 
 
 def make_plan(pipeline: Pipeline) -> Plan:

@@ -50,11 +50,11 @@ class WatchedSink:
     def has(self, tensor: TensorSpec) -> bool:
         return self._sink.has(tensor)
 
-    def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
+    def write(self, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
         self._watch.check(self._paths)
         self._watch.check_pages(self._unit)
         try:
-            self._sink.write(tensor, data)
+            self._sink.write(tensor, data, row)
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -59,10 +59,10 @@ class Stage(BaseModel, ABC):
         return self
 
     def plan_key(self) -> PlanKey | None:
-        """What ``plan``, and a layout's ``demand`` and ``passthrough``, look at in a unit beside roles, dtypes, shapes.
+        """What ``plan``, and whatever else is asked in planning, looks at in a unit beside roles, dtypes and shapes.
 
         Units of equal keys that differ in the numbers of layer and expert alone are planned once, with numbers that
-        stand for any (:mod:`ktforge.kinds`). :func:`alike` says that nothing else decides; None, the default, that each
+        stand for any (:mod:`ktforge.stencils`). :func:`alike` says that nothing else decides; None, the default, that each
         unit is planned by itself. A subclass does not inherit the answer: it may plan otherwise.
         """
         return None
@@ -91,6 +91,17 @@ class Loader(Stage):
     def release(self, spec: TensorSpec) -> None:
         """A hint that what :meth:`read` gave of a tensor is not needed any more: memory behind it may go."""
 
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        """The spec under which :meth:`read` and :meth:`release` know these rows of the first axis of a scanned tensor.
+
+        Then a layer's fused experts are read one by one. None if this loader reads whole tensors only.
+        """
+        return None
+
+    def scratch_bytes(self, spec: TensorSpec) -> int:
+        """Bytes that :meth:`read` needs beside the array that it gives, until it returns."""
+        return 0
+
     @abstractmethod
     def config(self) -> Mapping[str, Any]:
         """The parsed config.json."""
@@ -112,6 +123,9 @@ class Preprocessor(Stage):
     """Turns units into other units: another dtype, or a fused tensor into its experts."""
 
     stage: ClassVar[str] = "preprocess"
+    #: Whether it treats each expert of a fused unit by itself, and each row of a tensor that it leaves alone. Then it
+    #: may be given a part of them, a fused unit of one expert for example.
+    rowwise: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
@@ -125,6 +139,10 @@ class Preprocessor(Stage):
         """The most bytes that :meth:`apply` needs at once for this unit, beside its arrays and those of the units that
         it makes; 0 if it makes no others."""
         return 0
+
+    def unmade(self, unit: UnitSpec) -> Collection[str]:
+        """Roles of what :meth:`apply` makes of this unit that it delivers as :class:`ktforge.native.Fp8Blocks`."""
+        return ()
 
 
 class Quantizer(Stage):
@@ -190,7 +208,9 @@ class Layout(Stage):
         """A function that does ``quantizer.quantize`` and :meth:`pack` in one step, to the same bytes; None if this
         layout knows no such function for that quantizer and what it planned.
 
-        It may read tensors that :func:`ktforge.lazy.pending` finds without having them made.
+        It may read tensors that :func:`ktforge.lazy.pending` finds without having them made, and reads
+        :class:`ktforge.native.Fp8Blocks` so: memory is planned for that. Where few units are left, it is asked for with
+        some of the parts of a spec, too, and fills what :meth:`plan` names for those.
         """
         return None
 
@@ -205,8 +225,11 @@ class Sink(Protocol):
     def has(self, tensor: TensorSpec) -> bool:
         """Whether an earlier run, which was cut off, has put a planned tensor in its place."""
 
-    def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
-        """Puts a planned tensor in its place."""
+    def write(self, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
+        """Puts a planned tensor in its place, or if ``row`` is given, those rows of its first axis that begin there.
+
+        The memory of ``data`` is used again when this returns.
+        """
 
 
 class Writer(Stage):

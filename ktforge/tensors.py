@@ -61,6 +61,11 @@ class TensorSpec(NamedTuple):
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def rows(self, start: int, stop: int) -> TensorSpec:
+        """These rows of the first axis, which begin so many bytes later."""
+        shape = (stop - start, *self.shape[1:])
+        return self._replace(shape=shape, offset=self.offset + start * math.prod(shape[1:]) * self.dtype.itemsize)
+
     def __str__(self) -> str:
         return f"{self.name} ({dtype_name(self.dtype)} {list(self.shape)})"
 

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from ktforge.plan import Plan
-from ktforge.stages import Layout, Loader, Quantizer, Sink, Writer
+from ktforge.stages import Layout, Loader, PlanKey, Quantizer, Sink, Writer, alike
 from ktforge.tensors import BF16, FileSpec, QuantPart, QuantSpec, QuantUnit, TensorSpec, Unit, UnitSpec
 
 _PROJECTIONS = ("gate", "up", "down")
@@ -32,7 +32,17 @@ class MemoryLoader(Loader):
             yield TensorSpec(name, array.dtype, array.shape)
 
     def read(self, spec: TensorSpec) -> np.ndarray:
-        return self.tensors[spec.name]
+        whole = self.tensors[spec.name]
+        if spec.shape == whole.shape:
+            return whole
+        row = spec.offset // whole[:1].nbytes
+        return whole[row : row + spec.shape[0]]
+
+    def plan_key(self) -> PlanKey:
+        return alike
+
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        return spec.rows(start, stop)
 
 
 class MemoryWriter(Writer):
@@ -58,8 +68,12 @@ class MemoryWriter(Writer):
             def has(self, tensor: TensorSpec) -> bool:
                 return False
 
-            def write(self, tensor: TensorSpec, data: np.ndarray) -> None:
-                written[tensor.name] = data.copy()
+            def write(self, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
+                if row is None:
+                    written[tensor.name] = data.copy()
+                else:
+                    whole = written.setdefault(tensor.name, np.empty(tensor.shape, tensor.dtype))
+                    whole[row : row + len(data)] = data
 
         yield _Sink()
         self._tensors.clear()

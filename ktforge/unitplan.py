@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ktforge import shares
 from ktforge.errors import Unsupported
 from ktforge.grouping import check_shapes
 from ktforge.modelconfig import ModelConfig
@@ -42,43 +42,30 @@ class Result:
         return tuple((self.renamed or {}).values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PlannedUnit:
     """A unit as the loader finds it, the units that each preprocessor makes of it, and the last ones' results.
 
-    A unit has several results where rules treat its projections differently. ``like`` is the plan of another unit that
-    differs in names alone: what is worked out of that one's sizes goes for this one.
+    A unit has several results where rules treat its projections differently.
+
+    ``share_rows``: :func:`ktforge.shares.share_rows`. ``working_bytes``: bytes of all arrays that may live while one of
+    its shares is worked on, at most.
     """
 
     source: UnitSpec
     steps: tuple[tuple[UnitSpec, ...], ...]
     results: tuple[tuple[Result, ...], ...]
-    like: PlannedUnit | None = field(default=None, compare=False)
+    share_rows: int
+    working_bytes: int
 
     @property
     def outputs(self) -> Iterator[TensorSpec]:
         return (tensor for results in self.results for result in results for tensor in result.outputs)
 
-    @cached_property
-    def working_bytes(self) -> int:
-        """Bytes of all arrays that may live while this unit is worked on, mapped source pages included.
-
-        What preprocessors split passes through the stages behind them one unit at a time.
-        """
-        if self.like is not None:
-            return self.like.working_bytes
-        total = self.source.nbytes // max(1, len(self.results))
-        before: Sequence[UnitSpec] = (self.source,)
-        for step in self.steps:
-            total += max((u.nbytes for u in step if u not in before), default=0)
-            before = step
-        return total + max((sum(map(_result_bytes, results)) for results in self.results), default=0)
-
-
-def _result_bytes(result: Result) -> int:
-    packed = sum(t.nbytes for t in result.outputs) if result.packed else 0
-    two_steps = result.quant.parts if result.quant and not result.fused else ()
-    return packed + sum(p.shape[0] * p.shape[1] for p in two_steps)
+    @property
+    def shares(self) -> int:
+        """How many pieces of it are worked on one by one."""
+        return -(-shares.first_axis(self.source) // self.share_rows) if self.share_rows else 1
 
 
 def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets: Targets) -> PlannedUnit:
@@ -97,7 +84,9 @@ def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets:
             if wrong:
                 raise Unsupported(*wrong)
         results.append(tuple(_plan_result(pipeline, quantizer, piece) for quantizer, piece in targets.split(unit)))
-    return PlannedUnit(source, tuple(steps), tuple(results))
+    rows = shares.share_rows(pipeline, source, steps, results)
+    made = PlannedUnit(source, tuple(steps), tuple(results), rows, 0)
+    return replace(made, working_bytes=shares.working_bytes(pipeline, made))
 
 
 def later_refusals(pipeline: Pipeline, unit: UnitSpec, model: ModelConfig, targets: Targets) -> Sequence[str]:

@@ -163,7 +163,7 @@ def test_peak_memory_is_that_of_the_largest_units_in_flight():
     assert two == 2 * one
 
 
-def test_peak_memory_of_two_steps_counts_the_codes():
+def test_peak_memory_of_two_steps_counts_codes_and_scales():
     class TwoSteps(KtAmx):
         def fused(self, quantizer, spec):
             return None
@@ -171,4 +171,5 @@ def test_peak_memory_of_two_steps_counts_the_codes():
     weights = 3 * checkpoints.SIZE * checkpoints.HIDDEN
     long = plan()
     pipeline = long.pipeline.model_copy(update={"layout": TwoSteps(threadpool_count=1)})
-    assert pipeline.plan().peak_memory(1) == long.peak_memory(1) + weights
+    scales = (4 + 4) * (2 * checkpoints.SIZE + checkpoints.HIDDEN)  # as they are computed, and as they are stored
+    assert pipeline.plan().peak_memory(1) == long.peak_memory(1) + weights + scales

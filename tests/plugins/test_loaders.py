@@ -79,6 +79,37 @@ def test_tensors_of_a_mapped_file_are_not_copied(source):
     assert not array.flags.owndata and not array.flags.writeable
 
 
+def test_auto_passes_io_on_or_refuses_it(tmp_path):
+    folder = checkpoints.write(tmp_path / "safetensors", MIXED, checkpoints.config())
+    for io, copied in (("pread", True), ("mmap", False), (None, False)):
+        loader = AutoLoader(path=folder, io=io)
+        arrays = [loader.read(s) for s in loader.scan() if s.nbytes and s.offset % s.dtype.itemsize == 0]
+        assert arrays and all(a.flags.writeable == copied for a in arrays), io
+    write_bin(tmp_path / "bin", MIXED)
+    assert refusal(AutoLoader(path=tmp_path / "bin", io="pread")).endswith(
+        "has pytorch_model*.bin files, which are always mapped: leave out io: pread"
+    )
+
+
+@pytest.mark.parametrize("form", ["mmap", "pread", "bin", "auto"])
+def test_rows_of_a_tensor(tmp_path, form):
+    data = {"x": np.arange(7 * 6 * 5, dtype=np.int16).reshape(7, 6, 5), "y": np.arange(3, dtype=np.int8)}
+    if form == "bin":
+        write_bin(tmp_path, data)
+        loader = BinLoader(path=tmp_path)
+    else:
+        checkpoints.write(tmp_path, data, checkpoints.config())
+        loader = AutoLoader(path=tmp_path) if form == "auto" else SafetensorsLoader(path=tmp_path, io=form)
+    specs = {s.name: s for s in loader.scan()}
+    for name, array in data.items():
+        for start, stop in ((0, 1), (1, 3), (2, len(array)), (0, len(array))):
+            rows = loader.rows(specs[name], start, stop)
+            assert np.array_equal(loader.read(rows), array[start:stop])
+            loader.release(rows)
+            again = loader.rows(rows, stop - start - 1, stop - start)
+            assert np.array_equal(loader.read(again), array[stop - 1 : stop])
+
+
 def test_the_safetensors_path_does_not_import_torch(source, tmp_path):
     arguments = ["convert", "--input-path", str(source), "--output", str(tmp_path / "out"), "--quant-method", "int4"]
     script = (

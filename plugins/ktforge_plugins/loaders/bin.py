@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +15,7 @@ import numpy as np
 import xxhash
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, fileio, hookimpl
 from ktforge.checkpoint import merge_scans
 from ktforge.tensors import DTYPES, dtype_name
 
@@ -32,6 +34,8 @@ class BinLoader(FolderLoader):
     name: ClassVar[str] = "bin"
 
     _files_read: dict[Path, dict[str, torch.Tensor]] = PrivateAttr(default_factory=dict)
+    #: Addresses between which pages are those of the file; a tensor elsewhere is a copy that torch made.
+    _mapped: dict[Path, list[tuple[int, int]]] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def scan(self) -> Iterator[TensorSpec]:
@@ -46,10 +50,34 @@ class BinLoader(FolderLoader):
     def read(self, spec: TensorSpec) -> np.ndarray:
         import torch
 
-        assert spec.file is not None
-        tensor = self._tensors(spec.file)[spec.name].detach().contiguous()
+        tensor = self._stored(spec).contiguous()
         # numpy has no bf16 or fp8 of its own, so the bytes travel and ml_dtypes names them.
         return tensor.view(-1).view(torch.uint8).numpy().view(spec.dtype).reshape(spec.shape)
+
+    def release(self, spec: TensorSpec) -> None:
+        """Takes the tensor's pages out of this process; a view that is still in use has them back when it is read."""
+        tensor = self._stored(spec)
+        if tensor.numel() and spec.file is not None:
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+            if any(low <= start and end <= high for low, high in self._mapped[spec.file]):
+                fileio.drop_pages(start, end - start)
+
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        return spec.rows(start, stop)
+
+    def scratch_bytes(self, spec: TensorSpec) -> int:
+        """The mapped pages of a tensor that is not contiguous, beside its copy."""
+        return 0 if self._stored(spec).is_contiguous() else spec.nbytes
+
+    def _stored(self, spec: TensorSpec) -> torch.Tensor:
+        """The tensor in the mapped file, or those of its rows that a spec from :meth:`rows` means."""
+        assert spec.file is not None
+        tensor = self._tensors(spec.file)[spec.name].detach()
+        if tuple(tensor.shape) == spec.shape:
+            return tensor
+        start = spec.offset // tensor[:1].nbytes
+        return tensor[start : start + spec.shape[0]]
 
     def _files(self) -> tuple[list[Path], dict[str, str] | None]:
         files, weight_map = self.contents().weight_files(PATTERN, INDEX)
@@ -69,6 +97,7 @@ class BinLoader(FolderLoader):
         with self._lock:
             if file not in self._files_read:
                 self._files_read[file] = _load(file)
+                self._mapped[file] = _mapped(file)
             return self._files_read[file]
 
 
@@ -115,6 +144,23 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
                 "save a contiguous copy instead"
             )
     return dict(state)
+
+
+def _mapped(file: Path) -> list[tuple[int, int]]:
+    """Where this process has mapped a file, from /proc/self/maps; nowhere if its bytes are in the other order, for then
+    torch has changed the mapped pages."""
+    with zipfile.ZipFile(file) as archive:
+        order = next((archive.read(n) for n in archive.namelist() if n.endswith("/byteorder")), b"little")
+    maps = Path("/proc/self/maps")
+    if order.decode(errors="replace") != sys.byteorder or not maps.exists():
+        return []
+    found, path = [], os.fsencode(file.resolve()).replace(b"\n", b"\\012")
+    for line in maps.read_bytes().splitlines():
+        addresses, *_, name = line.split(None, 5)
+        if name == path:
+            low, _, high = addresses.partition(b"-")
+            found.append((int(low, 16), int(high, 16)))
+    return found
 
 
 def _check_archive(file: Path) -> None:

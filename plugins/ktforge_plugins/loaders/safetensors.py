@@ -17,12 +17,14 @@ from safetensors import SafetensorError, safe_open
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint import merge_scans, parse_json
+from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES
 
 INDEX = "model.safetensors.index.json"
 METADATA = "__metadata__"
 #: The library's own limit, in bytes.
 HEADER_LIMIT = 100_000_000
+Io = Literal["mmap", "pread"]
 
 
 class SafetensorsLoader(FolderLoader):
@@ -33,7 +35,7 @@ class SafetensorsLoader(FolderLoader):
     """
 
     name: ClassVar[str] = "safetensors"
-    io: Literal["mmap", "pread"] = "mmap"
+    io: Io = "mmap"
 
     _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)
     _sources: list[SourceFile] = PrivateAttr(default_factory=list)
@@ -57,12 +59,17 @@ class SafetensorsLoader(FolderLoader):
         assert spec.file is not None
         if spec.nbytes == 0:
             return np.empty(spec.shape, spec.dtype)
-        if self.io == "pread":
+        # The format does not align tensors; a kernel may count on the alignment of its element type.
+        if self.io == "pread" or spec.offset % spec.dtype.itemsize:
             return _pread(spec.file, spec)
         raw = np.frombuffer(self._mapped(spec.file), np.uint8, spec.nbytes, spec.offset)
-        array = raw.view(spec.dtype).reshape(spec.shape)
-        # The format does not align tensors; a kernel may count on the alignment of its element type.
-        return array if spec.offset % spec.dtype.itemsize == 0 else array.copy()
+        return raw.view(spec.dtype).reshape(spec.shape)
+
+    def plan_key(self) -> PlanKey:
+        return alike
+
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        return spec.rows(start, stop)
 
     def release(self, spec: TensorSpec) -> None:
         """Takes the tensor's pages out of this process, whose memory would otherwise grow by all that it has read; they

@@ -46,10 +46,13 @@ class Fp8(NumberFormat):
         return Stored(shape, frozenset(["weight", found[0]]))
 
     def pending(self, arrays: Mapping[str, np.ndarray], parameters: Mapping[str, TensorSpec]) -> Pending | None:
-        if parameters["weight"].dtype != F8_E4M3:
+        if not self.is_pending(parameters):
             return None
         weight, values, block = self._operands(arrays, parameters)
         return native.Fp8Blocks(weight, values, block)
+
+    def is_pending(self, parameters: Mapping[str, TensorSpec]) -> bool:
+        return parameters["weight"].dtype == F8_E4M3
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], parameters: Mapping[str, TensorSpec]) -> np.ndarray:
         weight, values, block = self._operands(arrays, parameters)

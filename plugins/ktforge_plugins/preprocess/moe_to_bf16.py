@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -24,6 +24,7 @@ from ktforge_plugins.preprocess.number_format import (
     plan_formats,
     quantization_config,
     scratch_of_formats,
+    unmade_roles,
     without_quantization,
 )
 
@@ -42,6 +43,7 @@ class MoeToBf16(Preprocessor):
     """
 
     name: ClassVar[str] = "moe-to-bf16"
+    rowwise: ClassVar[bool] = True
     input_type: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
 
     _formats: tuple[NumberFormat, ...] = PrivateAttr(default_factory=lambda: tuple(f() for f in FORMATS))
@@ -94,6 +96,9 @@ class MoeToBf16(Preprocessor):
 
     def scratch_bytes(self, unit: UnitSpec) -> int:
         return scratch_of_formats(unit, self._formats)
+
+    def unmade(self, unit: UnitSpec) -> Collection[str]:
+        return unmade_roles(unit, self._formats)
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         return without_quantization(config, results, f"get a copy in what {self.name} knows, {_known()}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import PrivateAttr
@@ -43,6 +43,8 @@ class NumberFormat(Preprocessor):
     Of fused experts, the format sees one at a time. ``quantization_config`` leaves config.json.
     """
 
+    rowwise: ClassVar[bool] = True
+
     _quantization: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     @abstractmethod
@@ -68,6 +70,10 @@ class NumberFormat(Preprocessor):
         """Bytes that :meth:`dequantize` needs at once, beside what it is given and the weight that it makes."""
         return 0
 
+    def is_pending(self, parameters: Mapping[str, TensorSpec]) -> bool:
+        """Whether :meth:`pending` gives something for a weight in this format."""
+        return False
+
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
         bound._quantization = quantization_config(config)
@@ -81,6 +87,9 @@ class NumberFormat(Preprocessor):
 
     def scratch_bytes(self, unit: UnitSpec) -> int:
         return scratch_of_formats(unit, [self])
+
+    def unmade(self, unit: UnitSpec) -> Collection[str]:
+        return unmade_roles(unit, [self])
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         return without_quantization(config, results, "put moe-to-bf16 under preprocess, which reads more than one")
@@ -107,6 +116,16 @@ def plan_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> UnitSpec:
     if problems:
         raise Unsupported(*problems)
     return unit.with_tensors(tensors)
+
+
+def unmade_roles(unit: UnitSpec, formats: Sequence[NumberFormat]) -> Collection[str]:
+    """The roles that :func:`apply_formats` leaves pending."""
+    roles = []
+    for projection, parameters in unit.projections().items():
+        found = None if unit.fused else _find(unit, parameters, formats)
+        if found is not None and found[0].is_pending(parameters):
+            roles.append(f"{projection}.weight" if projection else "weight")
+    return roles
 
 
 def apply_formats(unit: Unit, formats: Sequence[NumberFormat]) -> Unit:

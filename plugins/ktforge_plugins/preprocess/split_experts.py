@@ -43,6 +43,7 @@ class SplitExperts(Preprocessor):
     """
 
     name: ClassVar[str] = "split-experts"
+    rowwise: ClassVar[bool] = True
     gate_up: Literal["auto", "halves", "interleaved"] = "auto"
     order: Literal["auto", "out-in", "in-out"] = "auto"
 

@@ -13,7 +13,7 @@ from ktforge_plugins import (
     SplitExperts,
 )
 
-from ktforge import Pipeline, Rule, Unsupported, kinds
+from ktforge import Pipeline, Rule, Unsupported, stencils
 from ktforge.grouping import group
 from ktforge.rules import Targets
 from ktforge.source import read_source
@@ -33,12 +33,12 @@ def compare(monkeypatch, loader, **stages):
         calls.append(unit.name)
         return plan_unit(pipeline, unit, *rest)
 
-    monkeypatch.setattr(kinds, "plan_unit", counted)
+    monkeypatch.setattr(stencils, "plan_unit", counted)
     pipeline = Pipeline(loader=loader, writer=MemoryWriter(), **{"preprocess": PREPROCESS, **stages})
     source = read_source(loader)
     bound = pipeline.bound(source.config)
     targets, own = (Targets(bound.quantize, bound.rules, dense=source.model.experts == 0) for _ in range(2))
-    planner = kinds.UnitPlanner(bound, source.model, targets)
+    planner = stencils.UnitPlanner(bound, source.model, targets)
     units = group(source.tensors, source.model).ordered(with_extra=True)
     for unit in units:
         expected = plan_unit(bound, unit, source.model, own)
@@ -116,7 +116,7 @@ RULES = {
     "for a layer": [Rule(match="*.layers.0.*", quantizer=None)],
     "for an expert": [Rule(match="re:.*experts.[13].", quantizer=Int8(group_size=32))],
     "for a projection": [Rule(match="*.down_proj.weight", quantizer=Int8(group_size=32))],
-    "for names that stand for any": [Rule(match=f"*.{kinds.LAYER}.*", quantizer=None)],
+    "for names that stand for any": [Rule(match=f"*.{stencils.LAYER}.*", quantizer=None)],
 }
 
 

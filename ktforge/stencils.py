@@ -14,7 +14,7 @@ from ktforge.modelconfig import ModelConfig
 from ktforge.pipeline import Pipeline
 from ktforge.registry import blame
 from ktforge.rules import Targets
-from ktforge.stages import Layout, PlanKey, Stage, alike
+from ktforge.stages import Layout, Loader, PlanKey, Stage, alike
 from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec
 from ktforge.unitplan import PlannedUnit, Result, plan_unit
 
@@ -28,8 +28,9 @@ class UnitPlanner:
 
     def __init__(self, pipeline: Pipeline, model: ModelConfig, targets: Targets) -> None:
         self._pipeline, self._model, self._targets = pipeline, model, targets
-        inner = (*pipeline.preprocess, pipeline.quantize, *(r.quantizer for r in pipeline.rules), pipeline.layout)
-        keys = [(s, _plan_key(s)) for s in inner if s is not None]
+        quantizers = (pipeline.quantize, *(r.quantizer for r in pipeline.rules))
+        stages = (pipeline.loader, *pipeline.preprocess, *quantizers, pipeline.layout)
+        keys = [(s, _plan_key(s)) for s in stages if s is not None]
         self._keys = [(stage, key) for stage, key in keys if key is not alike]
         self._each_alone = any(key is None for _, key in keys)
         self._stencils: dict[Hashable, Stencil | None] = {}
@@ -78,6 +79,10 @@ class UnitPlanner:
 
 def _plan_key(stage: Stage) -> PlanKey | None:
     """Not the inherited one: a subclass may plan otherwise than the class that answers for it."""
+    if isinstance(stage, Loader):
+        asked = type(stage).rows, type(stage).scratch_bytes
+        if asked == (Loader.rows, Loader.scratch_bytes):
+            return alike
     if "plan_key" not in vars(type(stage)):
         return None
     with blame(stage, "the checkpoint"):
@@ -117,7 +122,8 @@ class Stencil:
             source,
             tuple([tuple([units[id(u)] for u in step]) for step in self._plan.steps]),
             tuple([tuple([make(units, source, layer, expert) for make in row]) for row in self._results]),
-            like=self._plan,
+            self._plan.share_rows,
+            self._plan.working_bytes,
         )
 
     def _unit_maker(self, unit: UnitSpec) -> Callable[[UnitSpec, str, str], UnitSpec]:

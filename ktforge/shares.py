@@ -1,0 +1,143 @@
+"""Pieces of a unit that is too large to be worked on at once, and the memory that one piece takes.
+
+A unit is cut along the first axis of its tensors: a layer's fused experts one by one, a large tensor that is only
+copied a few megabytes at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ktforge.tensors import QuantSpec, TensorSpec, UnitSpec
+
+if TYPE_CHECKING:
+    from ktforge.pipeline import Pipeline
+    from ktforge.plan import PlannedUnit, Result
+
+#: Bytes of a tensor that is only copied, at a time: a few milliseconds, beside which a call in Python is nothing.
+COPIED = 32 * 1000 * 1000
+
+Steps = Sequence[tuple[UnitSpec, ...]]
+Results = Sequence[tuple["Result", ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker does at a time: a unit, or some ``rows`` of the first axis of its tensors.
+
+    ``planned`` is what is read and made of them; tensors of the output are whole there, ``row`` is where in them the
+    share's own rows begin. It is None if the share makes whole tensors.
+    """
+
+    unit: PlannedUnit
+    planned: PlannedUnit
+    row: int | None = None
+
+
+def shares(pipeline: Pipeline, unit: PlannedUnit) -> Iterator[Share]:
+    """The shares of a unit, in the order in which its data lies in the files."""
+    if not unit.share_rows:
+        yield Share(unit, unit)
+        return
+    count = first_axis(unit.source)
+    for start in range(0, count, unit.share_rows):
+        yield _share(pipeline, unit, start, min(count, start + unit.share_rows))
+
+
+def share_rows(pipeline: Pipeline, source: UnitSpec, steps: Steps, results: Results) -> int:
+    """Rows of the first axis that are worked on at a time; 0 if the unit is worked on as a whole.
+
+    It is where a stage may look at all of them, or the loader reads no less than a whole tensor.
+    """
+    count = first_axis(source)
+    if count < 2 or not all(stage.rowwise for stage in pipeline.preprocess):
+        return 0
+    if any(pipeline.loader.rows(t, 0, 1) is None for t in source.tensors.values() if _has_axis(t, count)):
+        return 0
+    if len(results) == 1:
+        whole = all(r.quant is None and all(_has_axis(t, count) for t in r.outputs) for r in results[0])
+        if not whole or not (source.fused or all(step == (source,) for step in steps)):
+            return 0
+    elif len(results) != count or any(len(step) not in (1, count) for step in steps):
+        return 0
+    return 1 if source.fused else max(1, COPIED * count // max(1, source.nbytes))
+
+
+def working_bytes(pipeline: Pipeline, unit: PlannedUnit) -> int:
+    """Bytes of all arrays that may live while a share of the unit is worked on, mapped source pages included.
+
+    An upper bound: views are counted as if they were copies. What preprocessors split passes through the stages behind
+    them one unit at a time.
+    """
+    share = next(shares(pipeline, unit)).planned
+    total = share.source.nbytes
+    moment = max((pipeline.loader.scratch_bytes(t) for t in share.source.tensors.values()), default=0)
+    before: tuple[UnitSpec, ...] = (share.source,)
+    fused = bool(share.results) and all(r.fused is not None for results in share.results for r in results)
+    for stage, step in zip(pipeline.preprocess, share.steps, strict=True):
+        moment = max(moment, *(stage.scratch_bytes(u) for u in before))
+        unmade = stage.unmade(before[0]) if fused and step is share.steps[-1] else ()
+        known = before[0].tensors if len(before) == len(step) else {}
+        total += max(
+            (
+                sum(t.nbytes for r, t in u.tensors.items() if r not in unmade and not _same(t, known.get(r)))
+                for u in step
+            ),
+            default=0,
+        )
+        before = step
+    return total + moment + max((sum(map(_result_bytes, results)) for results in share.results), default=0)
+
+
+def first_axis(unit: UnitSpec) -> int:
+    """How many rows or experts the unit could be cut into; 0 for one that has no first axis in common."""
+    if unit.fused:
+        return unit.experts
+    tensors = list(unit.tensors.values())
+    return tensors[0].shape[0] if len(tensors) == 1 and tensors[0].shape else 0
+
+
+def _share(pipeline: Pipeline, unit: PlannedUnit, start: int, stop: int) -> Share:
+    count = first_axis(unit.source)
+    source = unit.source.with_tensors(
+        {
+            role: pipeline.loader.rows(t, start, stop) or t if _has_axis(t, count) else t
+            for role, t in unit.source.tensors.items()
+        }
+    )
+    split = len(unit.results) == count
+    steps = tuple(
+        (step[start],) if len(step) == count else (_cut(step[0], count, stop - start),) for step in unit.steps
+    )
+    results = (unit.results[start],) if split else unit.results
+    planned = replace(unit, source=source, steps=steps, results=results, share_rows=0)
+    return Share(unit, planned, None if split else start)
+
+
+def _cut(unit: UnitSpec, count: int, rows: int) -> UnitSpec:
+    return unit.with_tensors(
+        {r: t._replace(shape=(rows, *t.shape[1:])) if _has_axis(t, count) else t for r, t in unit.tensors.items()}
+    )
+
+
+def _has_axis(tensor: TensorSpec, count: int) -> bool:
+    return tensor.shape[:1] == (count,)
+
+
+def _same(tensor: TensorSpec, before: TensorSpec | None) -> bool:
+    return before is not None and (tensor.dtype, tensor.shape) == (before.dtype, before.shape)
+
+
+def _result_bytes(result: Result) -> int:
+    if result.packed is None:
+        return 0
+    two_steps = result.quant if result.fused is None else None
+    return result.packed.nbytes + (_quantised_bytes(two_steps) if two_steps else 0)
+
+
+def _quantised_bytes(spec: QuantSpec) -> int:
+    """Codes, scales as they are computed and as they are stored, and zero points."""
+    scale = 4 + spec.scale_dtype.itemsize + (0 if spec.symmetric else 1)
+    return sum(p.shape[0] * p.shape[1] + p.shape[0] * spec.groups(p) * scale for p in spec.parts)
