@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktforge.checkpoint import CONFIG, read_json
+from ktforge.dense import check_dense
 from ktforge.diskspace import shortages
-from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
+from ktforge.errors import PlanError, Problems, Unsupported
 from ktforge.grouping import check_extra, check_shapes, group
 from ktforge.modelconfig import ModelConfig
-from ktforge.output import check_output
+from ktforge.output import check_output, outlook
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
+from ktforge.sizes import size_text
 from ktforge.source import read_source
 from ktforge.stages import Fused, Preprocessor, Quantizer
 from ktforge.tensors import Demand, FileSpec, PackedSpec, QuantSpec, SourceFile, TensorSpec, UnitSpec
@@ -112,9 +114,10 @@ class Plan:
         """Raises PlanError if a unit alone needs more than ``limit`` bytes (None: no limit)."""
         largest = max(self.units, key=lambda u: u.working_bytes, default=None)
         if limit is not None and largest is not None and largest.working_bytes > limit:
+            megabytes = -(-largest.working_bytes // 10**6)
             raise PlanError(
-                f"{largest.source.name} needs {largest.working_bytes / 1e6:,.0f} MB, more than the memory limit of "
-                f"{limit / 1e6:,.0f} MB: allow at least that"
+                f"{largest.source.name} needs {size_text(largest.working_bytes)}, more than the memory limit of "
+                f"{size_text(limit)}: allow {megabytes:,} MB or more"
             )
 
     @cached_property
@@ -143,6 +146,11 @@ class Plan:
     def methods(self) -> tuple[str, ...]:
         """The quantizers' methods, such as absmax-int4/1."""
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
+
+    def outlook(self) -> str | None:
+        """What a run would do about what its output folder holds already; None if there is nothing, or no plan."""
+        folder = self.pipeline.writer.folder()
+        return None if folder is None or self.problems else outlook(folder, self)
 
     def peak_memory(self, workers: int) -> int:
         """Bytes of all units in flight at the worst moment; the interpreter and its libraries come on top."""
@@ -173,9 +181,7 @@ def _without_collection() -> Iterator[None]:
 def _make_plan(pipeline: Pipeline) -> Plan:
     source = read_source(pipeline.loader)
     config, model = source.config, source.model
-    # A pipeline without stages in between only copies, which goes for any model.
-    if model.experts == 0 and (pipeline.layout.experts_only if pipeline.layout else bool(pipeline.preprocess)):
-        raise CheckpointError(_dense_message(model, pipeline))
+    check_dense(pipeline, model)
     grouping = group(source.tensors, model)
     # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
     with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
@@ -220,16 +226,6 @@ def _make_plan(pipeline: Pipeline) -> Plan:
         return plan
     wrong = check_output(folder, pipeline.loader.folder()) or shortages(folder, files)
     return replace(plan, problems=(*plan.problems, *wrong))
-
-
-def _dense_message(model: ModelConfig, pipeline: Pipeline) -> str:
-    kind = f"model_type {model.model_type}" if model.model_type else "no model_type"
-    mend = (
-        f", and the layout {pipeline.layout.name} holds nothing else; compressed-tensors does"
-        if pipeline.layout
-        else ""
-    )
-    return f"this is a dense model ({kind}; config.json names no experts): there are no MoE experts to convert{mend}"
 
 
 def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets: Targets) -> PlannedUnit:

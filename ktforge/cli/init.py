@@ -9,6 +9,6 @@ NAME = "init"
 
 def command(checkpoint: Checkpoint, block: Block = None, plugins: PluginFiles = None) -> None:
     """Print a commented pipeline file for a checkpoint, to begin with."""
-    from ktforge.inspection import starter
+    from ktforge.starter import starter
 
     typer.echo(starter(checkpoint, installed(block, plugins)), nl=False)

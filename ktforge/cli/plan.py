@@ -23,7 +23,8 @@ def command(
     """Show what a pipeline file would do, and everything that speaks against it, from headers alone."""
     from ktforge.config import load_pipeline
 
-    show(load_pipeline(pipeline, installed(block, plugins), sets or ()).plan(), as_json=as_json)
+    registry = installed(block, plugins)
+    show(load_pipeline(pipeline, registry, sets or ()).plan(registry), as_json=as_json)
 
 
 def show(plan: Plan, *, as_json: bool) -> None:
@@ -63,31 +64,36 @@ def summary(plan: Plan) -> dict[str, Any]:
         "workers": workers,
         "peak_memory_bytes": plan.peak_memory(workers),
         "left_out": [t.name for t in plan.left_out],
+        "output_folder": plan.outlook(),
         "problems": list(plan.problems),
     }
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
-    from ktforge.cli.running import gigabytes
     from ktforge.execute import default_workers
+    from ktforge.sizes import counted, size_text
 
     model, workers = plan.model, default_workers()
-    rows = [
-        ("model", f"{model.model_type or 'unknown type'}, {model.experts} experts in {len(model.moe_layers)} layers"),
-    ]
+    experts = f"{counted(model.experts, 'expert')} in {counted(len(model.moe_layers), 'layer')}"
+    rows = [("model", f"{model.model_type or 'unknown type'}, {experts if model.experts else 'dense'}")]
     if not plan.problems:
+        of_them = f", {plan.expert_units:,} of them {'expert' if plan.expert_units == 1 else 'experts'}"
         rows += [
-            ("units", f"{len(plan.units):,}, {plan.expert_units:,} of them experts"),
-            ("source", gigabytes(plan.source_bytes)),
+            ("units", f"{len(plan.units):,}{of_them if model.experts else ''}"),
+            ("source", size_text(plan.source_bytes)),
         ]
         ratio = plan.source_bytes / plan.output_bytes if plan.output_bytes else 0
-        files = f"{len(plan.files):,} file{'s' if len(plan.files) != 1 else ''}"
+        files = counted(len(plan.files), "file")
+        peak = size_text(plan.peak_memory(workers))
         rows += [
-            ("output", f"{gigabytes(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
+            ("output", f"{size_text(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
             ("compression", f"{ratio:.2f} : 1"),
-            ("peak memory", f"{gigabytes(plan.peak_memory(workers))} for {workers} units at once, beside Python's own"),
+            ("peak memory", f"{peak} for {counted(workers, 'unit')} at once, beside Python's own"),
         ]
     if plan.left_out:
-        size = gigabytes(sum(t.nbytes for t in plan.left_out))
-        rows.append(("left out", f"{len(plan.left_out):,} tensors, {size}, {plan.left_out[0].name} among them"))
+        size = size_text(sum(t.nbytes for t in plan.left_out))
+        more = f", {plan.left_out[0].name} among them" if len(plan.left_out) > 1 else f", {plan.left_out[0].name}"
+        rows.append(("left out", f"{counted(len(plan.left_out), 'tensor')}, {size}{more}"))
+    if outlook := plan.outlook():
+        rows.append(("output folder", outlook))
     return rows

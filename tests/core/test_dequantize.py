@@ -113,7 +113,7 @@ def test_an_unknown_model_type_cannot_get_its_names_back(source, tmp_path, regis
 
 
 def test_what_ktforge_did_not_write_is_for_moe_to_bf16(source, tmp_path, registry):
-    with pytest.raises(CheckpointError, match=r"was not written by ktforge, .* `ktforge moe-to-bf16` reads it"):
+    with pytest.raises(CheckpointError, match=r"was not packed by ktforge, .* `ktforge moe-to-bf16` read it as it is"):
         round_trip(source, tmp_path, registry, Int4(group_size=32), CompressedTensors(), manifest=False)
 
 

@@ -9,7 +9,7 @@ import pytest
 from ktforge_plugins import Int4, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
 from ktforge import OutputError, Pipeline, PlanError, PluginError
-from ktforge.output import PARTIAL
+from ktforge.checkpoint import PARTIAL
 from ktforge.testing import MemoryLoader
 
 

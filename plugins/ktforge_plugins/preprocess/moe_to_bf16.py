@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
+from ktforge import CheckpointError, Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
 from ktforge.lazy import LazyTensors, pending
+from ktforge.modelconfig import read_model_config
+from ktforge.quantization import without_quantization
 from ktforge.tensors import BF16, dtype_name
 from ktforge_plugins.preprocess.awq import Awq
 from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
@@ -22,7 +25,6 @@ from ktforge_plugins.preprocess.number_format import (
     NumberFormat,
     apply_formats,
     plan_formats,
-    without_quantization,
 )
 
 #: The formats that are asked, in this order; each is a preprocessor of its own, too.
@@ -36,22 +38,28 @@ class MoeToBf16(Preprocessor):
     """Experts, fused or not, in FP32, FP16 or any of the formats of ``FORMATS`` become BF16.
 
     Other weights in one of the formats become BF16 too, since ``quantization_config`` leaves config.json with the
-    experts; other tensors stay as they are. ``input_type`` is a promise about the experts that is checked.
+    experts; other tensors stay as they are. In a dense model, on the way to a layout, every matrix becomes BF16.
+    ``input_type`` is a promise about the experts that is checked.
     """
 
     name: ClassVar[str] = "moe-to-bf16"
+    experts_only: ClassVar[bool] = True
     input_type: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
 
     _formats: tuple[NumberFormat, ...] = PrivateAttr(default_factory=lambda: tuple(f() for f in FORMATS))
+    _dense: bool = PrivateAttr(default=False)
 
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
         bound._formats = tuple(f().bind(config) for f in FORMATS)
+        with suppress(CheckpointError):  # a config.json without sizes, about which the plan has its own words
+            bound._dense = read_model_config(config).experts == 0
         return bound
 
     def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
         if not unit.is_expert and not unit.fused:
-            return [self._checked_other(plan_formats(unit, self._formats))]
+            other = self._checked_other(plan_formats(unit, self._formats))
+            return [self._dense_in_bf16(other) if self._dense else other]
         problems = [p for parameters in unit.projections().items() for p in self._contradictions(*parameters)]
         try:
             planned = plan_formats(unit, self._formats)
@@ -95,6 +103,16 @@ class MoeToBf16(Preprocessor):
         elif weight is None or strange:
             stored = ", ".join(sorted(parameters))
             yield f"{projection} is stored as {stored}, which {self.name} does not read; it knows {_known()}"
+
+    def _dense_in_bf16(self, unit: UnitSpec) -> UnitSpec:
+        if self.input_type != "auto":
+            raise Unsupported(
+                f"the input type was given as {self.input_type}, for experts, and there are none: say auto"
+            )
+        weight = unit.tensors.get("weight")
+        if weight is None or len(weight.shape) != 2 or dtype_name(weight.dtype) not in ("F16", "F32"):
+            return unit
+        return unit.with_tensors({**unit.tensors, "weight": replace(weight, dtype=BF16)})
 
     def _checked_other(self, unit: UnitSpec) -> UnitSpec:
         """Refuses a quantised weight that would stay behind with nothing in config.json to explain it."""

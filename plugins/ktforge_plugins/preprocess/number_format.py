@@ -12,12 +12,18 @@ from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.lazy import LazyTensors, Pending
-from ktforge.tensors import BF16
+from ktforge.quantization import quantization_config, without_quantization
+from ktforge.tensors import BF16, DTYPES
 
 #: Scales of activations: of no use once a weight is BF16.
 ACTIVATION = frozenset(
     ["input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act"]
 )
+
+
+#: The parameters that hold the numbers themselves, in any format.
+CARRIERS = ("weight", "weight_packed", "qweight", "blocks")
+PLAIN = frozenset([*(DTYPES[name] for name in ("F16", "F32", "F64")), BF16])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,12 @@ class NumberFormat(Preprocessor):
         yield apply_formats(unit, [self])
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
+        """Refuses weights in another format, which would stay behind with nothing in config.json to explain them."""
+        for tensor in (t for result in results for t in _carried(result.unit)):
+            if tensor.dtype not in PLAIN and len(tensor.shape) > 1:
+                raise Unsupported(
+                    f"{tensor} stays as it is, which {self.name} does not read: name the format of it too"
+                )
         return without_quantization(config)
 
 
@@ -113,24 +125,8 @@ def apply_formats(unit: Unit, formats: Sequence[NumberFormat]) -> Unit:
     return Unit(planned, LazyTensors(rest, waiting))
 
 
-def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """quantization_config (or compression_config), at the top or in text_config; empty if there is none."""
-    for level in (config, config.get("text_config"), config.get("language_config")):
-        if isinstance(level, Mapping):
-            for key in ("quantization_config", "compression_config"):
-                if isinstance(level.get(key), Mapping):
-                    return level[key]
-    return {}
-
-
-def without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json for a checkpoint whose weights are all plain."""
-    gone = ("quantization_config", "compression_config", "expert_dtype")
-    edited = {k: v for k, v in config.items() if k not in gone}
-    for key in ("text_config", "language_config"):
-        if isinstance(edited.get(key), Mapping):
-            edited[key] = {k: v for k, v in edited[key].items() if k not in gone}
-    return edited
+def _carried(unit: UnitSpec) -> Iterator[TensorSpec]:
+    return (t for role, t in unit.tensors.items() if role.rpartition(".")[2] in CARRIERS)
 
 
 def _find(
@@ -153,7 +149,7 @@ def _of_one(unit: UnitSpec, parameters: Mapping[str, TensorSpec]) -> dict[str, T
 
 def _weight_spec(unit: UnitSpec, parameters: Mapping[str, TensorSpec], stored: Stored) -> TensorSpec:
     """The BF16 tensor: ``x.weight_packed`` becomes ``x.weight``, ``gate_up_proj_blocks`` becomes ``gate_up_proj``."""
-    carrier = next(p for p in ("weight", "weight_packed", "qweight", "blocks") if p in parameters)
+    carrier = next(p for p in CARRIERS if p in parameters)
     tensor = parameters[carrier]
     name = tensor.name
     if name.endswith("." + carrier):

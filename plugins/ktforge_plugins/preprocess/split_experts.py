@@ -12,7 +12,7 @@ from pydantic import PrivateAttr
 from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
 from ktforge.architectures import gate_up_of
 from ktforge.modelconfig import ModelConfig, read_model_config
-from ktforge_plugins.preprocess.number_format import quantization_config
+from ktforge.quantization import quantization_config
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -42,6 +42,7 @@ class SplitExperts(Preprocessor):
     """
 
     name: ClassVar[str] = "split-experts"
+    experts_only: ClassVar[bool] = True
     gate_up: Literal["auto", "halves", "interleaved"] = "auto"
     order: Literal["auto", "out-in", "in-out"] = "auto"
 

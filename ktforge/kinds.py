@@ -1,0 +1,80 @@
+"""What many pipelines would make of one checkpoint, each asked about one unit of every kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ktforge.dense import check_dense
+from ktforge.errors import CheckpointError, Problems, Unsupported
+from ktforge.pipeline import Pipeline
+from ktforge.plan import PlannedUnit, plan_unit
+from ktforge.registry import blame
+from ktforge.rules import Targets
+from ktforge.source import Source
+from ktforge.tensors import UnitSpec
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """One unit for all that store the same things in the same shapes under names that differ in numbers alone, and how
+    many they are: a checkpoint has 20,000 experts of one kind, and what can be made of one can be made of all."""
+
+    source: Source
+    units: tuple[tuple[UnitSpec, int], ...]
+
+    @classmethod
+    def of(cls, source: Source, units: Iterable[UnitSpec]) -> Kinds:
+        """The kinds of a source's units."""
+        found: dict[object, list[UnitSpec]] = {}
+        for unit in units:
+            stored = ((r, t.dtype.num, t.shape) for r, t in unit.tensors.items())
+            kind = (_NUMBER.sub("#", unit.name), unit.is_expert, unit.fused, *stored)
+            found.setdefault(kind, []).append(unit)
+        return cls(source, tuple((same[0], len(same)) for same in found.values()))
+
+    def refusals(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """Why ``pipeline`` cannot be run on this source, in the words of its plan; empty if it can."""
+        try:
+            check_dense(pipeline, self.source.model)
+        except CheckpointError as refusal:
+            return refusal.problems
+        return self.unreadable(pipeline)
+
+    def unreadable(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """The same, whether or not there are experts for it."""
+        problems = Problems()
+        bound = pipeline.bound(self.source.config)
+        results = [r for unit in self._planned(bound, problems) for results in unit.results for r in results]
+        if bound.layout is not None:
+            with blame(bound.layout, "the output"):
+                problems.extend(bound.layout.check(results))
+        edited: Mapping[str, Any] = self.source.config
+        for stage in bound.stages() if not problems.lines() else ():
+            try:
+                with blame(stage, "config.json"):
+                    edited = stage.edit_config(edited, results)
+            except Unsupported as refusal:
+                problems.extend(refusal.problems)
+        return problems.lines()
+
+    def changed_by(self, pipeline: Pipeline) -> bool:
+        """Whether the pipeline's preprocessors make something else of any unit."""
+        planned = self._planned(pipeline.bound(self.source.config), Problems())
+        return any(unit.steps and unit.steps[-1] != (unit.source,) for unit in planned)
+
+    def _planned(self, bound: Pipeline, problems: Problems) -> list[PlannedUnit]:
+        planned = []
+        targets = Targets(bound.quantize, bound.rules, dense=self.source.model.experts == 0)
+        for unit, count in self.units:
+            try:
+                planned.append(plan_unit(bound, unit, self.source.model, targets))
+            except Unsupported as refusal:
+                for problem in refusal.problems:
+                    for _ in range(count):  # that it says how many they are
+                        problems.add(unit.shorten(problem), unit.name)
+        return planned
