@@ -38,7 +38,7 @@ def require_packed(loader: Loader, registry: Registry) -> Packed:
     if packed is None and quantization_config(loader.config()):
         raise CheckpointError(
             f"{loader.folder()} was not packed by ktforge, but its config.json says how it is quantised: "
-            "`ktforge convert` and `ktforge moe-to-bf16` read it as it is"
+            "`ktforge convert` reads it as it is, and `ktforge init` prints a pipeline for it"
         )
     if packed is None:
         raise CheckpointError(f"{loader.folder()} holds no packed weights that an installed layout can read back")

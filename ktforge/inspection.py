@@ -13,7 +13,7 @@ from ktforge.checkpoint import WEIGHT_SUFFIXES, CheckpointFolder
 from ktforge.config import build_pipeline
 from ktforge.dequantize import packed_loader, require_packed
 from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts
-from ktforge.grouping import Grouping, group
+from ktforge.grouping import PROJECTIONS, Grouping, group
 from ktforge.kinds import Kinds
 from ktforge.modelconfig import ModelConfig
 from ktforge.packed import Packed, find_packed, made_from, read_manifest, stated_formats
@@ -113,6 +113,12 @@ class Look:
     def kinds(self) -> Kinds:
         """The model's own units; multi-token-prediction layers are not asked about."""
         return Kinds.of(self.source, [*self.grouping.others, *self.grouping.experts])
+
+    @cached_property
+    def whole(self) -> Kinds:
+        """The same without experts that lack a projection, which the grouping says already."""
+        experts = [u for u in self.grouping.experts if u.fused or u.projections().keys() == set(PROJECTIONS)]
+        return Kinds.of(self.source, [*self.grouping.others, *experts])
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:

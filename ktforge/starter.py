@@ -92,7 +92,7 @@ def _candidates(look: Look, seen: Inspection) -> Iterator[tuple[Pipeline, Lines]
 
 def _refused(look: Look, pipeline: Pipeline) -> bool:
     """Whether more speaks against a pipeline than what is to be mended anyway."""
-    return bool(set(look.kinds.refusals(pipeline)) - set(look.unreadable))
+    return bool(set(look.whole.refusals(pipeline)) - set(look.unreadable))
 
 
 def _quoted(path: Path) -> str:

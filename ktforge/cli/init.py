@@ -8,7 +8,13 @@ NAME = "init"
 
 
 def command(checkpoint: Checkpoint, block: Block = None, plugins: PluginFiles = None) -> None:
-    """Print a commented pipeline file for a checkpoint, to begin with."""
+    """Print a commented pipeline file for a checkpoint, to begin with.
+
+    If there is none for it, comments say why, and the exit code is 1.
+    """
     from ktforge.starter import starter
 
-    typer.echo(starter(checkpoint, installed(block, plugins)), nl=False)
+    text = starter(checkpoint, installed(block, plugins))
+    typer.echo(text, nl=False)
+    if all(line.startswith("#") for line in text.splitlines()):
+        raise typer.Exit(1)

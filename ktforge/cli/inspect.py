@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ktforge.cli.options import Block, Checkpoint, PluginFiles, installed
+from ktforge.cli.rows import show_rows
 
 if TYPE_CHECKING:
     from ktforge.inspection import Inspection
@@ -29,10 +30,7 @@ def command(
     if as_json:
         typer.echo(json.dumps(seen.to_dict(), indent=2))
     else:
-        rows = [*_rows(seen), *_targets(seen), *(("wrong", problem) for problem in seen.problems)]
-        width = max(len(label) for label, _ in rows)
-        for label, value in rows:
-            typer.echo(f"{label:<{width}}  {value}")
+        show_rows([*_rows(seen), *_targets(seen), *(("wrong", problem) for problem in seen.problems)])
     if not seen.usable:
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktforge.cli.options import Block, PipelineFile, PluginFiles, Sets, installed
+from ktforge.cli.rows import show_rows
 
 if TYPE_CHECKING:
     from ktforge.plan import Plan
@@ -34,14 +35,7 @@ def show(plan: Plan, *, as_json: bool) -> None:
         if plan.problems:
             raise typer.Exit(1)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", show_header=False, box=None, pad_edge=False)
-    table.add_column()
-    for label, value in _rows(plan):
-        table.add_row(label, value)
-    Console(soft_wrap=True).print(table)
+    show_rows(_rows(plan))
     plan.check()
 
 

@@ -199,6 +199,7 @@ def test_the_commands(source, tmp_path):
     made = invoke("init", source)
     assert made.exit_code == 0 and made.stdout == starter(source, Registry.installed())
     assert isinstance(invoke("inspect", tmp_path / "none").exception, CheckpointError)
+    assert invoke("init", forms.OUTPUTS["kt-amx"](tmp_path)).exit_code == 1
 
 
 def test_a_dense_model_has_no_rows_about_experts(tmp_path):

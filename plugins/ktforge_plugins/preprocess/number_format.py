@@ -77,7 +77,7 @@ class NumberFormat(Preprocessor):
         for tensor in (t for result in results for t in _carried(result.unit)):
             if tensor.dtype not in PLAIN and len(tensor.shape) > 1:
                 raise Unsupported(
-                    f"{tensor} stays as it is, which {self.name} does not read: name the format of it too"
+                    f"{tensor} is of no format that {self.name} reads: add the preprocessor of its format"
                 )
         return without_quantization(config)
 
