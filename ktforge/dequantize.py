@@ -32,9 +32,9 @@ def dequantize_pipeline(source: Path, output: Path, registry: Registry) -> Pipel
     return Pipeline(loader=loader, writer=registry.build("writer", "safetensors", {"path": output}))
 
 
-def require_packed(loader: Loader, registry: Registry) -> Packed:
-    """What is packed in a folder that ``loader`` reads. Raises CheckpointError if nothing is."""
-    packed = find_packed(loader, registry)
+def require_packed(loader: Loader, registry: Registry, ordinary: Sequence[TensorSpec] | None = None) -> Packed:
+    """What :func:`ktforge.packed.find_packed` finds. Raises CheckpointError if that is nothing."""
+    packed = find_packed(loader, registry, ordinary)
     if packed is None and quantization_config(loader.config()):
         raise CheckpointError(
             f"{loader.folder()} was not packed by ktforge, but its config.json says how it is quantised: "

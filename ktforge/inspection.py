@@ -163,7 +163,7 @@ def targets(look: Look) -> dict[str, tuple[str, ...]]:
         found |= {preprocess_target(name): refusals(look.bf16(name)) for name in look.formats()}
     found |= {target: refusals(look.conversion(**options)) for target, options in CONVERSIONS.items()}
     try:
-        require_packed(look.loader, look.registry)
+        require_packed(look.loader, look.registry, look.source.tensors)
         found[DEQUANTIZE] = ()
     except CheckpointError as refusal:
         found[DEQUANTIZE] = refusal.problems
@@ -203,9 +203,9 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         problems = grouping.problems.lines()
     except CheckpointError as refusal:
         problems = refusal.problems
-    form, nodes = packed.form(look.loader)
+    form, nodes = packed.form(look.loader, look.source.tensors)
     others = sum(u.nbytes for u in grouping.others)
-    sentence = packed.sentence(look.loader)
+    sentence = packed.sentence(look.folder, (form, nodes))
     return Inspection(
         **_common(look),
         fused=False,

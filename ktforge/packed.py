@@ -30,15 +30,16 @@ class Packed:
         """The folder of the checkpoint that it was made from, if the manifest says so."""
         return made_from(self.manifest)
 
-    def form(self, loader: Loader) -> tuple[str, int | None]:
+    def form(self, loader: Loader, specs: Sequence[TensorSpec]) -> tuple[str, int | None]:
         """Its format, such as kt-amx-int4/1, and the NUMA nodes it was made for, None where that makes no difference.
 
-        The format of a folder too broken to tell is what the manifest says, or the layout's name.
+        ``specs`` are the tensors that ``loader`` scans. The format of a folder too broken to tell is what the manifest
+        says, or the layout's name.
         """
         parts = getattr(self.layout, "threadpool_count", None)
         try:
             with blame(self.layout, "the packed tensors"):
-                tensors = {spec.name: spec for spec in loader.scan()}
+                tensors = {spec.name: spec for spec in specs}
                 for spec in self.layout.find(tensors, loader.config(), loader.read):
                     count = 1 + max(part.index for part in spec.parts)
                     return self.layout.plan(spec).format, None if parts is None else count
@@ -46,13 +47,13 @@ class Packed:
             pass
         return ", ".join(stated_formats(self.manifest)) or self.layout.name, parts if self.manifest else None
 
-    def sentence(self, loader: Loader) -> str:
+    def sentence(self, folder: Path | None, form: tuple[str, int | None]) -> str:
         """Why this is nothing to convert, and what to do."""
-        name, parts = self.form(loader)
+        name, parts = form
         nodes = f" for {counted(parts, 'NUMA node')}" if parts else ""
         source = f", made from {self.made_from}" if self.made_from else ""
         return (
-            f"{loader.folder() or 'the checkpoint'} is packed already ({name}{nodes}{source}): convert the original, "
+            f"{folder or 'the checkpoint'} is packed already ({name}{nodes}{source}): convert the original, "
             "or make BF16 of this with `ktforge dequantize` first"
         )
 
@@ -76,20 +77,21 @@ def made_from(manifest: Mapping[str, Any]) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def find_packed(loader: Loader, registry: Registry) -> Packed | None:
+def find_packed(loader: Loader, registry: Registry, ordinary: Sequence[TensorSpec] | None = None) -> Packed | None:
     """What is packed in a folder that ``loader`` reads; None if it is an ordinary checkpoint.
 
     The layout is the one that the folder's manifest names, or the installed one that finds packed weights there, so
     that files of other programs are known too. Theirs are ordinary if config.json says how they are quantised and
-    experts have their usual names. Raises CheckpointError for a manifest that makes no sense.
+    experts have their usual names. ``ordinary`` are the tensors, where it is known that they have. Raises
+    CheckpointError for a manifest that makes no sense.
     """
     manifest = read_manifest(loader.folder())
     pipeline = manifest.get("pipeline")
     named = pipeline.get("layout") if isinstance(pipeline, dict) else None
     if named is not None:
         return Packed(_named_layout(loader, named, registry), manifest)
-    specs = tuple(loader.scan())
-    if quantization_config(loader.config()) and _are_ordinary(specs, loader.config()):
+    specs = tuple(loader.scan()) if ordinary is None else ordinary
+    if quantization_config(loader.config()) and (ordinary is not None or _are_ordinary(specs, loader.config())):
         return None
     tensors = {spec.name: spec for spec in specs}
     for entry in registry.entries():
@@ -111,7 +113,7 @@ def check_not_packed(loader: Loader, registry: Registry | None) -> None:
     """Raises CheckpointError for a folder that one of the registry's layouts has packed."""
     packed = find_packed(loader, registry) if registry is not None else None
     if packed is not None:
-        raise CheckpointError(packed.sentence(loader))
+        raise CheckpointError(packed.sentence(loader.folder(), packed.form(loader, tuple(loader.scan()))))
 
 
 def _named_layout(loader: Loader, named: Any, registry: Registry) -> Layout:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ktforge.inspection import DEQUANTIZE, TO_BF16, Inspection, Look, describe
+from ktforge.names import printable
 from ktforge.pipeline import Pipeline
 from ktforge.recipes import RAWINT4_GROUP
 from ktforge.registry import Registry
@@ -32,7 +33,7 @@ def starter(folder: Path, registry: Registry) -> str:
         lines += [f"# There is no pipeline for it: {reason}" for reason in reasons]
         if not seen.targets[DEQUANTIZE]:
             lines += ["# The command is:", f"#     ktforge dequantize --input-path {_quoted(folder)} --output out"]
-        return "\n".join(lines) + "\n"
+        return _text(lines)
     lines += [
         "version: 1",
         f"loader: {{use: auto, path: {_quoted(folder)}}}",
@@ -41,7 +42,12 @@ def starter(folder: Path, registry: Registry) -> str:
     ]
     if seen.mtp_bytes:
         lines.append("# mtp: keep  # multi-token-prediction layers too; by default a layout leaves them out")
-    return "\n".join(lines) + "\n"
+    return _text(lines)
+
+
+def _text(lines: Lines) -> str:
+    """A file of these lines: what comes from config.json cannot begin one."""
+    return "".join(printable(line) + "\n" for line in lines)
 
 
 def _heading(seen: Inspection) -> Lines:

@@ -9,6 +9,8 @@ import typer
 
 def show_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Prints the rows, the labels as wide as the widest of them."""
+    from ktforge.names import printable
+
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
-        typer.echo(f"{label:<{width}}  {value}")
+        typer.echo(f"{label:<{width}}  {printable(value)}")

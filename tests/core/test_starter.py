@@ -1,5 +1,7 @@
 """What ``init`` prints can be planned as it is, whatever the checkpoint; where nothing can be made, it says why."""
 
+from pathlib import Path
+
 import checkpoints
 import forms
 import pytest
@@ -83,9 +85,14 @@ def test_what_was_not_chosen_says_why(tmp_path, registry):
     assert f"# Not kt-amx: {reason}\n# Not compressed-tensors: {reason}\npreprocess:\n" in text
 
 
+def test_what_config_json_says_begins_no_line(tmp_path, registry):
+    model = checkpoints.config(model_type="qwen3_moe\nwriter: {use: evil}\n\x1b[2J")
+    text = starter(checkpoints.write(tmp_path / "model", forms.moe()[0], model), registry)
+    assert text.startswith("# qwen3_moe\\nwriter: {use: evil}\\n\\x1b[2J, 4 experts")
+    assert plan(text, tmp_path, registry).problems == ()
+
+
 def test_a_folder_called_like_a_home_directory_is_none(tmp_path, registry, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoints.write(tmp_path / "~model", *forms.moe())
-    from pathlib import Path
-
     assert plan(starter(Path("~model"), registry), tmp_path, registry).problems == ()
