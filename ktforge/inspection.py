@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ktforge.config import build_pipeline
 from ktforge.dequantize import packed_loader, require_packed
 from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts
 from ktforge.grouping import PROJECTIONS, Grouping, group
-from ktforge.kinds import Kinds
+from ktforge.kinds import Kind, Kinds, kinds_of
 from ktforge.modelconfig import ModelConfig
 from ktforge.packed import Packed, find_packed, made_from, read_manifest, stated_formats
 from ktforge.pipeline import Pipeline
@@ -111,14 +111,13 @@ class Look:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """The model's own units; multi-token-prediction layers are not asked about."""
-        return Kinds.of(self.source, [*self.grouping.others, *self.grouping.experts])
+        return Kinds.of(self.source, self.grouping)
 
     @cached_property
     def whole(self) -> Kinds:
         """The same without experts that lack a projection, which the grouping says already."""
         experts = [u for u in self.grouping.experts if u.fused or u.projections().keys() == set(PROJECTIONS)]
-        return Kinds.of(self.source, [*self.grouping.others, *experts])
+        return Kinds.of(self.source, replace(self.grouping, experts=experts))
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:
@@ -183,8 +182,8 @@ def _of_ordinary(look: Look) -> Inspection:
         packed=", ".join(stated_formats(manifest)) or None,
         numa_nodes=None,
         made_from=made_from(manifest),
-        expert_storage=_storage(look.kinds, experts=True),
-        other_storage=_storage(look.kinds, experts=False),
+        expert_storage=_storage(look.kinds.units, experts=True),
+        other_storage=_storage(look.kinds.units, experts=False),
         expert_bytes=sum(u.nbytes for u in grouping.experts),
         other_bytes=sum(u.nbytes for u in grouping.others),
         mtp_bytes=sum(u.nbytes for u in grouping.extra),
@@ -213,7 +212,7 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         numa_nodes=nodes,
         made_from=packed.made_from,
         expert_storage={form: len(grouping.experts)},
-        other_storage=_storage(Kinds.of(look.source, grouping.others), experts=False),
+        other_storage=_storage(kinds_of(grouping.others), experts=False),
         expert_bytes=sum(t.nbytes for t in look.source.tensors) - others,
         other_bytes=others,
         mtp_bytes=0,
@@ -249,9 +248,9 @@ def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in found.items() if isinstance(v, str | int | float) or k == "weight_block_size"}
 
 
-def _storage(kinds: Kinds, *, experts: bool) -> dict[str, int]:
+def _storage(kinds: Iterable[Kind], *, experts: bool) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for unit, count in kinds.units:
+    for unit, count in kinds:
         if _has_experts(unit) == experts:
             for role, tensor in unit.tensors.items():
                 counts[f"{role.rpartition('.')[2]} {dtype_name(tensor.dtype)}"] += count

@@ -65,6 +65,12 @@ class Pipeline(BaseModel):
         yield from (s for s in (self.quantize, self.layout) if s is not None)
         yield self.writer
 
+    @property
+    def keeps_mtp(self) -> bool:
+        """Whether multi-token-prediction layers are in the output: a layout holds the model's own layers; a checkpoint
+        that is only converted keeps all it has."""
+        return self.mtp == "keep" or (self.mtp is None and self.layout is None)
+
     def bound(self, config: Mapping[str, Any]) -> Pipeline:
         """This pipeline with every stage told what the source's config.json says."""
         return self.model_copy(

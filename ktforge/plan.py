@@ -183,8 +183,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     config, model = source.config, source.model
     check_dense(pipeline, model)
     grouping = group(source.tensors, model)
-    # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
-    with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
+    with_extra = pipeline.keeps_mtp
     if with_extra:
         check_extra(grouping, model)
     problems = grouping.problems

@@ -99,6 +99,13 @@ def wrapped():
     return data, {"model_type": "qwen3_vl_moe", "text_config": checkpoints.config(model_type="qwen3_vl_moe_text")}
 
 
+def mtp(lost=".nothing."):
+    """With a multi-token-prediction layer, of which what contains ``lost`` is missing."""
+    data, model = moe()
+    extra = {n.replace("layers.1.", "layers.2."): a for n, a in data.items() if "layers.1." in n}
+    return data | {n: a.copy() for n, a in extra.items() if lost not in n}, model
+
+
 def broken():
     """An expert is missing, another has a dtype that nothing reads."""
     data, model = moe()
@@ -120,6 +127,8 @@ FORMS = {
     "fused gpt-oss mxfp4": gpt_oss_in_mxfp4,
     "fused unknown": lambda: fused("brand_new"),
     "wrapped": wrapped,
+    "mtp": mtp,
+    "half an mtp": lambda: mtp(".experts.3."),
     "one node": lambda: odd(128, 256),
     "int8 alone": lambda: odd(64, 64),
     "no kt-amx": lambda: odd(96, 96),
