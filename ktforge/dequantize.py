@@ -14,7 +14,7 @@ from ktforge import native
 from ktforge.errors import CheckpointError
 from ktforge.packed import Packed, find_packed
 from ktforge.pipeline import Pipeline
-from ktforge.quantization import quantization_config
+from ktforge.quantization import quantization_config, without_quantization
 from ktforge.registry import Registry, blame
 from ktforge.stages import Layout, Loader
 from ktforge.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec, UnitSpec
@@ -81,7 +81,7 @@ class PackedLoader(Loader):
         return self.inner.folder()
 
     def config(self) -> Mapping[str, Any]:
-        return {k: v for k, v in self.inner.config().items() if k != "quantization_config"}
+        return without_quantization(self.inner.config())
 
     def side_files(self) -> Sequence[Path]:
         return self.inner.side_files()
