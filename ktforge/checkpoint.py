@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ktforge.errors import CheckpointError
+from ktforge.journal import JOURNAL, Journal
+from ktforge.sizes import counted
 from ktforge.tensors import TensorSpec
 
 #: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
@@ -42,6 +44,8 @@ QUANTIZATION_FILES = frozenset(
 )
 #: Lies in an output of ktforge that is not finished, and is no safetensors file, so that loaders fail on it.
 UNFINISHED = "UNFINISHED.safetensors"
+#: What an output grows in; :mod:`ktforge.output` says how.
+PARTIAL = ".ktforge-partial"
 #: A config or index larger than this is no config or index.
 CONFIG_LIMIT = 10 * 1000 * 1000
 JSON_LIMIT = 100 * 1000 * 1000
@@ -70,8 +74,28 @@ class CheckpointFolder:
             raise CheckpointError(f"{self.path} is a folder of the hub's cache: give one of its snapshots: {found}")
         if not any(self.path.iterdir()):
             raise CheckpointError(f"{self.path} is empty: give the folder that holds config.json")
+        if not self._is_whole():
+            begun = self.begun()
+            what = f" ({begun})" if begun else ""
+            raise CheckpointError(
+                f"{self.path} is an unfinished output of ktforge{what}: run the same command again, which goes on "
+                "where it stopped, or with --restart, which begins anew"
+            )
+
+    def begun(self) -> str | None:
+        """What a run that was cut off, or still goes on, has made so far in this folder; None if there is none."""
+        journal = Journal(self.path / PARTIAL / JOURNAL)
+        formats = journal.fingerprint.get("formats")
+        if not journal.fingerprint:
+            return None
+        what = ", ".join(map(str, formats)) if isinstance(formats, list) else ""
+        return f"{what or 'no layout'}; {counted(len(journal.written), 'tensor')} written"
+
+    def _is_whole(self) -> bool:
+        """Whether there is a checkpoint: one that is to be replaced stays until the new one is complete."""
         if (self.path / UNFINISHED).exists():
-            raise CheckpointError(f"{self.path} is an unfinished output of ktforge: finish it with the same command")
+            return False
+        return not (self.path / PARTIAL / JOURNAL).exists() or (self.path / CONFIG).exists()
 
     def config(self) -> dict[str, Any]:
         """The parsed config.json, with what Model Optimizer says beside it about quantisation."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
@@ -13,7 +12,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
-from ktforge.errors import ConfigError
+from ktforge.errors import ConfigError, nearest
 from ktforge.pipeline import KEEP, Pipeline, Runtime
 from ktforge.registry import Registry
 from ktforge.rules import Rule
@@ -31,7 +30,7 @@ DEPTH_LIMIT = 20
 def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> Pipeline:
     """Reads a pipeline file. ``sets`` are ``key.path=value`` changes; their values are read as YAML.
 
-    Raises ConfigError with every mistake at once.
+    Paths may begin with ``~`` for a home directory. Raises ConfigError with every mistake at once.
     """
     try:
         if path.stat().st_size > SIZE_LIMIT:
@@ -44,7 +43,7 @@ def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> P
         raise ConfigError(f"{path} does not hold keys such as loader: and writer:")
     for change in sets:
         _set(data, change)
-    return build_pipeline(data, registry, str(path))
+    return _Builder(data, registry, str(path), home=True).build()
 
 
 def build_pipeline(data: Mapping[str, Any], registry: Registry, source: str = "pipeline") -> Pipeline:
@@ -114,14 +113,14 @@ def _set(data: CommentedMap, change: str) -> None:
 
 
 class _Builder:
-    def __init__(self, data: Mapping[str, Any], registry: Registry, source: str) -> None:
-        self.data, self.registry, self.source = data, registry, source
+    def __init__(self, data: Mapping[str, Any], registry: Registry, source: str, *, home: bool = False) -> None:
+        self.data, self.registry, self.source, self.home = data, registry, source, home
         self.problems: list[str] = []
 
     def build(self) -> Pipeline:
         for key in self.data:
             if key not in _KEYS:
-                self._problem((key,), f"no such key{_nearest(str(key), _KEYS)}; a pipeline has {', '.join(_KEYS)}")
+                self._problem((key,), f"no such key{nearest(str(key), _KEYS)}; a pipeline has {', '.join(_KEYS)}")
         for key in _REQUIRED:
             if self.data.get(key) is None:
                 self._problem((), f"there is no {key}")
@@ -149,8 +148,7 @@ class _Builder:
         try:
             return Pipeline(**fields)
         except ValidationError as error:
-            for problem in error.errors():
-                self._problem(problem["loc"], _message(problem))
+            self._refuse(error, fields, (), "")
         self._raise()
         raise AssertionError("a failed pipeline without a problem")
 
@@ -170,7 +168,7 @@ class _Builder:
         try:
             return Rule(match=rule["match"], quantizer=quantizer)  # type: ignore[arg-type]
         except ValidationError as error:
-            self._problem((*path, "match"), _message(error.errors()[0]))
+            self._refuse(error, rule, path, "")
             return None
 
     def _stage(self, key: str, value: Any, path: tuple[Key, ...]) -> Stage | None:
@@ -186,18 +184,40 @@ class _Builder:
         return self._model(entry.cls, options, path, f"{key} {value['use']}")
 
     def _model(self, cls: type[BaseModel], options: Any, path: tuple[Key, ...], label: str = "") -> Any:
+        data = _plain(options)
+        if self.home and isinstance(data, dict):
+            data = {k: self._expanded(cls, k, v, path) for k, v in data.items()}
         try:
-            return cls.model_validate(_plain(options))
+            return cls.model_validate(data)
         except ValidationError as error:
             known = ", ".join(cls.model_fields) or "none"
-            for problem in error.errors():
-                where = (*path, *problem["loc"])
-                if problem["type"] == "extra_forbidden":
-                    near = _nearest(str(problem["loc"][-1]), tuple(cls.model_fields))
-                    self._problem(where, f"no such option{near}; the options of {label or path[0]} are: {known}")
-                else:
-                    self._problem(where, _message(problem))
+            self._refuse(
+                error, data, path, f"; the options of {label or path[0]} are: {known}", tuple(cls.model_fields)
+            )
             return None
+
+    def _expanded(self, cls: type[BaseModel], option: str, value: Any, path: tuple[Key, ...]) -> Any:
+        """A path with its ``~``; anything else as it is."""
+        field = cls.model_fields.get(option)
+        is_path = field is not None and Path in (field.annotation, *get_args(field.annotation))
+        if not is_path or not isinstance(value, str) or not value.startswith("~"):
+            return value
+        try:
+            return Path(value).expanduser()
+        except RuntimeError:
+            self._problem((*path, option), f"{value} names a home directory that is not known: write the path in full")
+            return value
+
+    def _refuse(
+        self, error: ValidationError, data: Any, path: tuple[Key, ...], options: str, known: tuple[str, ...] = ()
+    ) -> None:
+        """One problem for each key that ``error`` is about. ``options`` says which there are."""
+        for where, problems in _by_key(error, data):
+            if problems[0]["type"] == "extra_forbidden":
+                message = f"no such option{nearest(str(where[-1]), known)}{options}"
+            else:
+                message = _message(problems)
+            self._problem((*path, *where), message)
 
     def _problem(self, path: tuple[Key, ...], message: str) -> None:
         line = self._line(path)
@@ -231,18 +251,63 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
-def _message(problem: Any) -> str:
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "missing":
+def _by_key(error: ValidationError, data: Any) -> Iterator[tuple[tuple[Key, ...], list[Any]]]:
+    """What pydantic says, by key: a value that may be one of several things gets an error for each of them, at a place
+    that names the thing behind the key."""
+    found: dict[tuple[Key, ...], list[Any]] = {}
+    for problem in error.errors():
+        node: Any = data
+        where: list[Key] = []
+        for key in problem["loc"]:
+            if isinstance(node, list) and isinstance(key, int):
+                node = node[key]
+            elif isinstance(node, Mapping) and isinstance(key, str):
+                node = node.get(key)
+            else:
+                break
+            where.append(key)
+        found.setdefault(tuple(where), []).append(problem)
+    return iter(found.items())
+
+
+#: pydantic's types of errors → what the value must be.
+_WANTED = {
+    **dict.fromkeys(["int_type", "int_parsing", "int_from_float", "int_parsing_size"], "a whole number"),
+    **dict.fromkeys(["float_type", "float_parsing", "finite_number"], "a number"),
+    **dict.fromkeys(["bool_type", "bool_parsing"], "true or false"),
+    **dict.fromkeys(["list_type", "tuple_type"], "a list"),
+    **dict.fromkeys(["dict_type", "model_type", "model_attributes_type"], "{key: value, …}"),
+    "string_type": "text",
+    "path_type": "a path",
+}
+_BOUNDS = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+}
+
+
+def _message(problems: Sequence[Any]) -> str:
+    """One sentence for all that pydantic says about a value."""
+    first = problems[0]
+    if first["type"] == "missing":
         return "is missing"
-    if problem["type"] == "value_error":
-        return message
-    return f"{message[0].lower()}{message[1:]}, not {problem['input']!r}"
+    own = [str(p["ctx"]["error"]) for p in problems if p["type"] == "value_error"]
+    if own:
+        return own[0]
+    wanted = dict.fromkeys(_wanted(problem, alone=len(problems) == 1) for problem in problems)
+    value = repr(first["input"])
+    return f"must be {' or '.join(wanted)}, not {value if len(value) <= 60 else value[:57] + '...'}"
 
 
-def _nearest(word: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return f" (did you mean {near[0]}?)" if near else ""
+def _wanted(problem: Any, alone: bool) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "literal_error":
+        return str(context["expected"]).replace("'", "")
+    if kind in _BOUNDS:
+        return ("" if alone else "a number ") + _BOUNDS[kind].format(**context)
+    return _WANTED.get(kind) or str(problem["msg"]).removeprefix("Input should be ")
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import numpy as np
 from pydantic import InstanceOf, PrivateAttr
 
 from ktforge import native
-from ktforge.checkpoint import MANIFEST, read_json
-from ktforge.errors import CheckpointError, KtforgeError, Unsupported
+from ktforge.errors import CheckpointError
+from ktforge.packed import Packed, find_packed
 from ktforge.pipeline import Pipeline
+from ktforge.quantization import quantization_config, without_quantization
 from ktforge.registry import Registry, blame
 from ktforge.stages import Layout, Loader
 from ktforge.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec, UnitSpec
@@ -30,10 +31,28 @@ def dequantize_pipeline(source: Path, output: Path, registry: Registry) -> Pipel
     """
     inner = registry.build("loader", "auto", {"path": source})
     assert isinstance(inner, Loader)
-    loader = PackedLoader(inner=inner, layout=_layout(inner, source, registry))
-    if (source / MANIFEST).exists():
-        loader.name_by(read_json(source / MANIFEST))
+    loader = packed_loader(inner, require_packed(inner, registry))
     return Pipeline(loader=loader, writer=registry.build("writer", "safetensors", {"path": output}))
+
+
+def require_packed(loader: Loader, registry: Registry, ordinary: Sequence[TensorSpec] | None = None) -> Packed:
+    """What :func:`ktforge.packed.find_packed` finds. Raises CheckpointError if that is nothing."""
+    packed = find_packed(loader, registry, ordinary)
+    if packed is None and quantization_config(loader.config()):
+        raise CheckpointError(
+            f"{loader.folder()} was not packed by ktforge, but its config.json says how it is quantised: "
+            "`ktforge convert` reads it as it is, and `ktforge init` prints a pipeline for it"
+        )
+    if packed is None:
+        raise CheckpointError(f"{loader.folder()} holds no packed weights that an installed layout can read back")
+    return packed
+
+
+def packed_loader(inner: Loader, packed: Packed) -> PackedLoader:
+    """A loader of what is packed in the folder that ``inner`` reads."""
+    loader = PackedLoader(inner=inner, layout=packed.layout)
+    loader.name_by(packed.manifest)
+    return loader
 
 
 class PackedLoader(Loader):
@@ -65,7 +84,7 @@ class PackedLoader(Loader):
         return self.inner.folder()
 
     def config(self) -> Mapping[str, Any]:
-        return {k: v for k, v in self.inner.config().items() if k != "quantization_config"}
+        return without_quantization(self.inner.config())
 
     def side_files(self) -> Sequence[Path]:
         return self.inner.side_files()
@@ -174,35 +193,3 @@ def _codes_bytes(spec: QuantSpec) -> int:
     (part,) = spec.parts
     (n, k), groups = part.shape, spec.groups(part)
     return n * k + (0 if spec.symmetric else 2 * n * groups) + 6 * max(BAND, k)
-
-
-def _layout(inner: Loader, source: Path, registry: Registry) -> Layout:
-    manifest = source / MANIFEST
-    if manifest.exists():
-        pipeline = read_json(manifest).get("pipeline")
-        named = pipeline.get("layout") if isinstance(pipeline, dict) else None
-        if named is not None:
-            try:
-                return registry.build("layout", named["use"], {k: v for k, v in named.items() if k != "use"})
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise CheckpointError(
-                    f"{manifest} names a layout that cannot be built; it is damaged, or of another version of ktforge"
-                ) from error
-    if "quantization_config" in inner.config():
-        raise CheckpointError(
-            f"{source} was not written by ktforge, but its config.json says how it is quantised: `ktforge moe-to-bf16` "
-            "reads it"
-        )
-    tensors = {spec.name: spec for spec in inner.scan()}
-    for entry in registry.entries():
-        if not issubclass(entry.cls, Layout):
-            continue
-        try:
-            candidate = entry.cls()
-            if any(True for _ in candidate.find(tensors, inner.config(), inner.read)):
-                return candidate
-        except (Unsupported, ValueError):  # it cannot be read back, or needs options that only a manifest would tell
-            continue
-        except KtforgeError:
-            return candidate  # its own, and broken: the scan says what is wrong
-    raise CheckpointError(f"{source} holds no packed weights that an installed layout can read back")

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ktforge.checkpoint import UNFINISHED
-from ktforge.output import PARTIAL
+from ktforge.checkpoint import PARTIAL, UNFINISHED
 from ktforge.publish import staged
+from ktforge.sizes import size_text
 from ktforge.tensors import FileSpec
 
 
@@ -26,7 +26,7 @@ def shortages(folder: Path, specs: Sequence[FileSpec]) -> Iterator[str]:
     free = shutil.disk_usage(existing).free
     if free < needed:
         yield (
-            f"the output needs {needed / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free at {existing}: "
+            f"the output needs {size_text(needed)}, but only {size_text(free)} are free at {existing}: "
             "make room or write elsewhere"
         )
     system = os.statvfs(existing)
@@ -39,7 +39,7 @@ def shortages(folder: Path, specs: Sequence[FileSpec]) -> Iterator[str]:
     largest = max((f.nbytes for f in specs), default=0)
     if limit != resource.RLIM_INFINITY and largest > limit:
         yield (
-            f"the output has files of {largest / 1e9:,.1f} GB, but `ulimit -f` allows {limit / 1e9:,.1f} GB: "
+            f"the output has files of {size_text(largest)}, but `ulimit -f` allows {size_text(limit)}: "
             "raise it, or write smaller shards"
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 
@@ -20,6 +21,10 @@ class ConfigError(KtforgeError):
 
 class CheckpointError(KtforgeError):
     """The source checkpoint is broken or of a form that cannot be read; the sentence names file and tensor."""
+
+
+class UnknownExperts(CheckpointError):
+    """config.json announces experts, and no tensor has an expert's name: the checkpoint may be packed already."""
 
 
 class PlanError(KtforgeError):
@@ -63,3 +68,9 @@ class Problems:
             return message
         more = f" (and {len(units) - 1:,} more)" if len(units) > 1 else ""
         return f"{units[0]}{more}: {message}"
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """`` (did you mean kt-amx?)`` for a word that is nearly one of ``known``, else nothing."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f" (did you mean {near[0]}?)" if near else ""

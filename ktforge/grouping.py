@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ktforge.architectures import Architecture, architectures
 from ktforge.checkpoint import is_mtp_file
-from ktforge.errors import CheckpointError, Problems
+from ktforge.errors import CheckpointError, Problems, UnknownExperts
 from ktforge.modelconfig import ModelConfig
 from ktforge.tensors import BF16, TensorSpec, UnitSpec, dtype_name
 
@@ -50,7 +50,7 @@ def canonical(name: str) -> str:
 def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     """Groups a checkpoint's tensors into units and checks them against config.json.
 
-    A dense model has no experts. Raises CheckpointError for experts under names that no architecture file knows.
+    A dense model has no experts. Raises UnknownExperts for experts under names that no architecture file knows.
     """
     architecture = _choose(specs, model)
     if architecture is None:
@@ -117,7 +117,7 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
             return architecture
     similar = next((s.name for s in specs if "expert" in s.name and "shared" not in s.name), None)
     seen = f"; the nearest is {similar}" if similar else ""
-    raise CheckpointError(
+    raise UnknownExperts(
         f"config.json announces {model.experts} experts (model_type {model.model_type or 'not given'}), but no tensor "
         f"has a known expert name such as {candidates[0].example}{seen}"
     )

@@ -12,6 +12,11 @@ NAME_LIMIT = 500
 DIMENSION_LIMIT = 16
 
 
+def printable(text: str) -> str:
+    """``text`` with everything spelled out that would steer a terminal or begin a line."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def check_specs(specs: Sequence[TensorSpec]) -> None:
     """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense."""
     if _sound([spec.name for spec in specs]) and all(len(spec.shape) <= DIMENSION_LIMIT for spec in specs):

@@ -19,17 +19,17 @@ import numpy as np
 import xxhash
 
 from ktforge import fileio, files
-from ktforge.checkpoint import UNFINISHED
+from ktforge.checkpoint import PARTIAL, UNFINISHED
 from ktforge.errors import OutputError, PluginError
 from ktforge.journal import JOURNAL, Journal, check_unchanged, fingerprint
 from ktforge.lock import locked
 from ktforge.publish import discard, publish, published, stage_documents, staged
+from ktforge.sizes import counted
 from ktforge.tensors import FileSpec, TensorSpec
 
 if TYPE_CHECKING:
     from ktforge.plan import Plan
 
-PARTIAL = ".ktforge-partial"
 #: Seconds of work that a power cut may cost: so often, what was written is synced and noted in the journal.
 SAVE_EVERY = 20.0
 #: Complete files that may wait for that, so that no run holds more open than a process may have.
@@ -52,6 +52,36 @@ def check_output(folder: Path, source: Path | None) -> list[str]:
 def is_unfinished(folder: Path) -> bool:
     """Whether the same command would go on with what is in ``folder``."""
     return bool(Journal(folder / PARTIAL / JOURNAL).fingerprint)
+
+
+def outlook(folder: Path, plan: Plan) -> str | None:
+    """What a run of ``plan`` would do about what is in ``folder`` already, in one sentence; None if that is nothing.
+
+    Raises CheckpointError if a source file is no longer the one that was planned with.
+    """
+    journal = Journal(folder / PARTIAL / JOURNAL)
+    if journal.fingerprint:
+        try:
+            check_unchanged(folder, journal.fingerprint, fingerprint(plan))
+        except OutputError as error:
+            changes = "; ".join(error.problems[:-1])
+            return f"{folder} holds an unfinished output that cannot go on ({changes}): --restart discards it"
+        needs = "" if _may_replace(folder, journal, overwrite=False, goes_on=True) else " with --overwrite"
+        count = sum(len(f.tensors) for f in plan.files)
+        return (
+            f"{folder} holds an unfinished output of this pipeline: the run goes on{needs} behind "
+            f"{len(journal.written):,} of {counted(count, 'tensor')}; --restart begins anew"
+        )
+    if not _may_replace(folder, journal, overwrite=False, goes_on=False):
+        return f"{folder} is not empty: the run needs --overwrite, which replaces its weights at the end"
+    return None
+
+
+def _may_replace(folder: Path, journal: Journal, *, overwrite: bool, goes_on: bool) -> bool:
+    """Whether a run may put its files beside what ``folder`` holds, or in its place."""
+    if overwrite or (goes_on and (journal.overwrite or journal.staged)) or (folder / UNFINISHED).exists():
+        return True
+    return not (folder.exists() and any(p.name != PARTIAL for p in folder.iterdir()))
 
 
 @contextmanager
@@ -111,8 +141,7 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
     goes_on = bool(journal.fingerprint) and not restart
     if goes_on:
         check_unchanged(folder, journal.fingerprint, now)
-    allowed = overwrite or (goes_on and (journal.overwrite or journal.staged)) or (folder / UNFINISHED).exists()
-    if not allowed and any(p.name != PARTIAL for p in folder.iterdir()):
+    if not _may_replace(folder, journal, overwrite=overwrite, goes_on=goes_on):
         if not journal.fingerprint:
             discard(folder, staging)
         raise OutputError(f"{folder} is not empty: choose another folder, or say --overwrite")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
 
+from ktforge.errors import UnknownExperts
 from ktforge.rules import Rule
 from ktforge.stages import Layout, Loader, Preprocessor, Quantizer, Stage, Writer
 
@@ -64,6 +65,12 @@ class Pipeline(BaseModel):
         yield from (s for s in (self.quantize, self.layout) if s is not None)
         yield self.writer
 
+    @property
+    def keeps_mtp(self) -> bool:
+        """Whether multi-token-prediction layers are in the output: a layout holds the model's own layers; a checkpoint
+        that is only converted keeps all it has."""
+        return self.mtp == "keep" or (self.mtp is None and self.layout is None)
+
     def bound(self, config: Mapping[str, Any]) -> Pipeline:
         """This pipeline with every stage told what the source's config.json says."""
         return self.model_copy(
@@ -75,14 +82,20 @@ class Pipeline(BaseModel):
             }
         )
 
-    def plan(self) -> Plan:
+    def plan(self, registry: Registry | None = None) -> Plan:
         """What :meth:`run` will do, and all that speaks against it, from headers and config.json alone.
 
+        ``registry`` brings the layouts that a checkpoint may have been packed in, so that it is called by its name.
         Raises CheckpointError if the checkpoint cannot be read.
         """
+        from ktforge.packed import check_not_packed
         from ktforge.plan import make_plan
 
-        return make_plan(self)
+        try:
+            return make_plan(self)
+        except UnknownExperts:
+            check_not_packed(self.loader, registry)
+            raise
 
     def run(
         self,
@@ -99,13 +112,13 @@ class Pipeline(BaseModel):
         An unfinished output of the same pipeline and source goes on where it stopped; ``restart`` discards it,
         ``verify`` compares the hashes of what it holds. ``overwrite`` replaces what is in the output folder,
         ``workers`` is the number of threads (default: one a core), ``memory_limit`` bounds the bytes they work on at
-        once, ``registry`` brings observers. Raises KtforgeError; then what the output folder held is still there, and
-        the next call goes on.
+        once, ``registry`` brings observers, and what :meth:`plan` has it for. Raises KtforgeError; then what the output
+        folder held is still there, and the next call goes on.
         """
         from ktforge.execute import execute
         from ktforge.registry import Registry
 
-        plan = self.plan()
+        plan = self.plan(registry)
         hook = (registry or Registry()).hook
         execute(
             plan, hook, overwrite=overwrite, restart=restart, verify=verify, workers=workers, memory_limit=memory_limit

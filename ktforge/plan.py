@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktforge.checkpoint import CONFIG, QUANTIZATION_FILES, CheckpointFolder
+from ktforge.dense import check_dense
 from ktforge.diskspace import shortages
-from ktforge.errors import CheckpointError, PlanError, Problems, Unsupported
+from ktforge.errors import PlanError, Problems, Unsupported
 from ktforge.grouping import group
-from ktforge.modelconfig import NESTED, ModelConfig
+from ktforge.modelconfig import ModelConfig
 from ktforge.mtp import check_extra, without_extra
-from ktforge.output import check_output
+from ktforge.output import check_output, outlook
+from ktforge.quantization import quantization_config
 from ktforge.registry import blame
 from ktforge.rules import Targets
+from ktforge.sizes import size_text
 from ktforge.source import Source, read_source
 from ktforge.stencils import UnitPlanner
 from ktforge.tensors import FileSpec, SourceFile, TensorSpec
@@ -56,9 +59,10 @@ class Plan:
         """Raises PlanError if a unit alone needs more than ``limit`` bytes (None: no limit)."""
         largest = max(self.units, key=lambda u: u.working_bytes, default=None)
         if limit is not None and largest is not None and largest.working_bytes > limit:
+            megabytes = -(-largest.working_bytes // 10**6)
             raise PlanError(
-                f"{largest.source.name} needs {largest.working_bytes / 1e6:,.0f} MB, more than the memory limit of "
-                f"{limit / 1e6:,.0f} MB: allow at least that"
+                f"{largest.source.name} needs {size_text(largest.working_bytes)}, more than the memory limit of "
+                f"{size_text(limit)}: allow {megabytes:,} MB or more"
             )
 
     @cached_property
@@ -87,6 +91,11 @@ class Plan:
     def methods(self) -> tuple[str, ...]:
         """The quantizers' methods, such as absmax-int4/1."""
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
+
+    def outlook(self) -> str | None:
+        """What a run would do about what its output folder holds already; None if there is nothing, or no plan."""
+        folder = self.pipeline.writer.folder()
+        return None if folder is None or self.problems else outlook(folder, self)
 
     def peak_memory(self, workers: int) -> int:
         """Bytes of all that is in flight at the worst moment; the interpreter and its libraries come on top."""
@@ -118,12 +127,9 @@ def _without_collection() -> Iterator[None]:
 def _make_plan(pipeline: Pipeline) -> Plan:
     source = read_source(pipeline.loader)
     config, model = source.config, source.model
-    # A pipeline without stages in between only copies, which goes for any model.
-    if model.experts == 0 and (pipeline.layout.experts_only if pipeline.layout else bool(pipeline.preprocess)):
-        raise CheckpointError(_dense_message(model, pipeline))
+    check_dense(pipeline, model)
     grouping = group(source.tensors, model)
-    # A layout holds the model's own layers; a checkpoint that is only converted keeps all it has.
-    with_extra = pipeline.mtp == "keep" or (pipeline.mtp is None and pipeline.layout is None)
+    with_extra = pipeline.keeps_mtp
     if with_extra:
         check_extra(grouping, model, config)
     problems = grouping.problems
@@ -171,16 +177,6 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     return replace(plan, problems=(*plan.problems, *wrong))
 
 
-def _dense_message(model: ModelConfig, pipeline: Pipeline) -> str:
-    kind = f"model_type {model.model_type}" if model.model_type else "no model_type"
-    mend = (
-        f", and the layout {pipeline.layout.name} holds nothing else; compressed-tensors does"
-        if pipeline.layout
-        else ""
-    )
-    return f"this is a dense model ({kind}; config.json names no experts): there are no MoE experts to convert{mend}"
-
-
 def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Problems) -> Sequence[FileSpec]:
     outputs = [tensor for result in _results(units) for tensor in result.outputs]
     formats = {r.packed.format for r in _results(units) if r.packed}
@@ -206,14 +202,9 @@ def _results(units: Sequence[PlannedUnit]) -> Iterator[Result]:
 
 def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:
     """Those that go along; what describes another quantisation than the output's does not."""
-    if _quantization(edited) == _quantization(source.config):
+    if quantization_config(edited) == quantization_config(source.config):
         return source.side_files
     return tuple(p for p in source.side_files if str(p) not in QUANTIZATION_FILES)
-
-
-def _quantization(config: Mapping[str, Any]) -> list[Any]:
-    levels = [config, *(v for k in NESTED if isinstance(v := config.get(k), Mapping))]
-    return [v for level in levels for k in ("quantization_config", "compression_config") if (v := level.get(k))]
 
 
 def _config_json(pipeline: Pipeline, edited: Mapping[str, Any]) -> bytes | None:

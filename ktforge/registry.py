@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from ktforge import hookspecs
-from ktforge.errors import ConfigError, KtforgeError, PluginError
+from ktforge.errors import ConfigError, KtforgeError, PluginError, nearest
 from ktforge.stages import STAGES, Layout, Loader, Preprocessor, Quantizer, Stage, Writer
 
 T = TypeVar("T")
@@ -167,9 +167,13 @@ class Registry:
     def find(self, stage: str, name: str) -> Entry:
         """The stage of that name. Raises ConfigError with the names there are."""
         if (stage, name) not in self._entries:
-            known = ", ".join(e.cls.name for e in self.entries() if e.cls.stage == stage) or "none"
+            known = [e.cls.name for e in self.entries() if e.cls.stage == stage]
+            others = [e.cls.stage for e in self.entries() if e.cls.name == name]
+            hint = f" (it goes under {' or '.join(others)})" if others else nearest(name, known)
             blocked = f"; blocked: {', '.join(sorted(self._blocked))}" if self._blocked else ""
-            raise ConfigError(f"there is no {stage} called {name!r}; installed: {known}{blocked}")
+            raise ConfigError(
+                f"there is no {stage} called {name!r}{hint}; installed: {', '.join(known) or 'none'}{blocked}"
+            )
         return self._entries[stage, name]
 
     def build(self, stage: str, name: str, options: Mapping[str, Any]) -> Any:
@@ -196,9 +200,10 @@ def load_file(path: Path) -> object:
 
 def _blocked(names: Collection[str], known: Collection[str]) -> set[str]:
     wanted = {*names, *(name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(","))} - {""}
-    unknown = ", ".join(sorted(wanted - set(known)))
+    unknown = sorted(wanted - set(known))
     if unknown:
-        raise ConfigError(f"there is no plugin {unknown} to block; installed: {', '.join(sorted(known))}")
+        named = ", ".join(f"{name}{nearest(name, known)}" for name in unknown)
+        raise ConfigError(f"there is no plugin {named} to block; installed: {', '.join(sorted(known))}")
     return wanted
 
 

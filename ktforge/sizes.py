@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes and counts as people write and read them."""
 
 from __future__ import annotations
 
@@ -13,3 +13,16 @@ def parse_size(text: str) -> int:
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is no size such as 5GB, 500MB or 4GiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def size_text(count: int) -> str:
+    """A number of bytes in the unit that suits it: ``17.67 GB``, ``4.10 kB``, ``1 byte``; powers of ten."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return counted(count, "byte")
+
+
+def counted(count: int, word: str) -> str:
+    """``1 file``, ``2 files``, ``6,144 experts``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"

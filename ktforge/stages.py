@@ -53,6 +53,8 @@ class Stage(BaseModel, ABC):
     name: ClassVar[str]
     #: The key of the stage in pipeline.yaml.
     stage: ClassVar[str]
+    #: Whether a layout has room, or a preprocessor work, for routed experts alone; a dense model is then refused.
+    experts_only: ClassVar[bool] = False
 
     def bind(self, config: Mapping[str, Any]) -> Self:
         """This stage, told what the source's config.json says; called once, before ``plan``."""
@@ -62,8 +64,8 @@ class Stage(BaseModel, ABC):
         """What ``plan``, and whatever else is asked in planning, looks at in a unit beside roles, dtypes and shapes.
 
         Units of equal keys that differ in the numbers of layer and expert alone are planned once, with numbers that
-        stand for any (:mod:`ktforge.stencils`). :func:`alike` says that nothing else decides; None, the default, that each
-        unit is planned by itself. A subclass does not inherit the answer: it may plan otherwise.
+        stand for any (:mod:`ktforge.stencils`). :func:`alike` says that nothing else decides; None, the default, that
+        each unit is planned by itself. A subclass does not inherit the answer: it may plan otherwise.
         """
         return None
 
@@ -167,8 +169,6 @@ class Layout(Stage):
     """Arranges codes and scales as an engine reads them, and names the tensors of the output."""
 
     stage: ClassVar[str] = "layout"
-    #: Whether only routed experts have a place in it.
-    experts_only: ClassVar[bool] = False
 
     def demand(self, unit: UnitSpec) -> Demand:
         """How the quantizer shall cut the unit up; by default each projection is one part."""

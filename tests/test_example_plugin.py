@@ -88,7 +88,9 @@ def test_it_is_listed_and_can_be_turned_off(environment, pipeline):
     assert "there is no layout called 'example'; installed: " in done.stderr and "blocked: example" in done.stderr
     done = call(environment, "-m", "ktforge", "plan", pipeline, "--block", "exmaple", check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no plugin exmaple to block; installed: example, layout-")
+    assert done.stderr.startswith(
+        "error: there is no plugin exmaple (did you mean example?) to block; installed: example, layout-"
+    )
 
 
 OFF = "turn it off with --block example or KTFORGE_BLOCK=example"

@@ -37,8 +37,10 @@ def main() -> None:
     try:
         app()
     except KtforgeError as error:
+        from ktforge.names import printable
+
         for problem in error.problems:
-            print(f"error: {_printable(problem)}", file=sys.stderr)
+            print(f"error: {printable(problem)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -49,8 +51,3 @@ def main() -> None:
     except OSError as error:  # such as standard output on a full disk
         print(f"error: {error.filename or 'the output of this command'}: {error.strerror}", file=sys.stderr)
         sys.exit(1)
-
-
-def _printable(text: str) -> str:
-    """Names come from strangers' files: what would steer a terminal is spelled out."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

@@ -1,22 +1,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ktforge.cli.options import (
-    Block,
-    InputPath,
-    MemoryLimit,
-    Output,
-    Overwrite,
-    PluginFiles,
-    Restart,
-    Verify,
-    Workers,
-    installed,
-)
+from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
 
 NAME = "convert"
 
@@ -39,10 +28,7 @@ class LayoutName(StrEnum):
     compressed_tensors = "compressed-tensors"
 
 
-#: What rawint4 stands for, by the name of KTransformers' backend for it.
-RAWINT4_GROUP = 32
-
-
+@takes_run_options
 def command(
     input_path: InputPath,
     output: Output,
@@ -70,49 +56,43 @@ def command(
     no_merge_safetensor: Annotated[
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
     ] = False,
-    overwrite: Overwrite = False,
-    workers: Workers = None,
-    memory_limit: MemoryLimit = None,
     block: Block = None,
     plugins: PluginFiles = None,
-    restart: Restart = False,
-    verify: Verify = False,
     print_pipeline: Annotated[
         bool, typer.Option("--print-pipeline", help="Print the pipeline file for these options and write nothing.")
     ] = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Convert a checkpoint to INT4 or INT8 for KTransformers, with upstream's options."""
     from ktforge.cli.running import carry_out
     from ktforge.config import build_pipeline, dump_pipeline
+    from ktforge.recipes import RAWINT4_GROUP, convert
 
     raw = quant_method is QuantMethod.rawint4
     if raw and (layout is LayoutName.kt_amx or group_size not in (None, RAWINT4_GROUP)):
         raise typer.BadParameter(f"rawint4 is compressed-tensors in groups of {RAWINT4_GROUP}: leave the others away")
-    quantize: dict[str, Any] = {"use": "int4" if raw else quant_method.value}
-    if raw or group_size is not None:
-        quantize["group_size"] = group_size or RAWINT4_GROUP
     chosen = layout or (LayoutName.compressed_tensors if raw else LayoutName.kt_amx)
-    arrange: dict[str, Any] = {"use": chosen.value}
-    if threadpool_count is not None:
-        if chosen is not LayoutName.kt_amx:
-            raise typer.BadParameter(
-                f"--threadpool-count is for kt-amx; {chosen.value} has one file for any number of nodes"
-            )
-        arrange["threadpool_count"] = threadpool_count
-    data = {
-        "loader": {"use": "auto", "path": str(input_path)},
-        "preprocess": [{"use": "split-experts"}, {"use": "moe-to-bf16", "input_type": input_type.value}],
-        "quantize": quantize,
-        "layout": arrange,
-        "writer": {"use": "kt-folder" if no_merge_safetensor else "safetensors", "path": str(output)},
-        "runtime": {"cpuinfer_threads": cpuinfer_threads},
-    }
+    if chosen is LayoutName.kt_amx and group_size is not None:
+        raise typer.BadParameter(
+            "--group-size is for compressed-tensors; kt-amx has one scale a row: leave it away, or add "
+            "--layout compressed-tensors"
+        )
+    if chosen is not LayoutName.kt_amx and threadpool_count is not None:
+        raise typer.BadParameter(
+            f"--threadpool-count is for kt-amx; {chosen.value} has one file for any number of nodes"
+        )
+    if chosen is not LayoutName.kt_amx and no_merge_safetensor:
+        raise typer.BadParameter(f"--no-merge-safetensor is for kt-amx; {chosen.value} is always safetensors")
+    data = convert(
+        input_path, output, quantize="int4" if raw else quant_method.value, layout=chosen.value,
+        group_size=RAWINT4_GROUP if raw else group_size, threadpool_count=threadpool_count,
+        input_type=input_type.value, writer="kt-folder" if no_merge_safetensor else "safetensors",
+        cpuinfer_threads=cpuinfer_threads,
+    )  # fmt: skip
     registry = installed(block, plugins)
-    pipeline = build_pipeline(data, registry, "convert")
+    pipeline = build_pipeline(data, registry, NAME)
     if print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)
     else:
-        carry_out(
-        pipeline, registry, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
-        memory_limit=memory_limit,
-    )  # fmt: skip
+        carry_out(pipeline, registry, options)

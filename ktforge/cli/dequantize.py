@@ -1,31 +1,18 @@
 from __future__ import annotations
 
-from ktforge.cli.options import (
-    Block,
-    InputPath,
-    MemoryLimit,
-    Output,
-    Overwrite,
-    PluginFiles,
-    Restart,
-    Verify,
-    Workers,
-    installed,
-)
+from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
 
 NAME = "dequantize"
 
 
+@takes_run_options
 def command(
     input_path: InputPath,
     output: Output,
-    overwrite: Overwrite = False,
-    restart: Restart = False,
-    verify: Verify = False,
-    workers: Workers = None,
-    memory_limit: MemoryLimit = None,
     block: Block = None,
     plugins: PluginFiles = None,
+    *,
+    options: RunOptions,
 ) -> None:
     """Read a quantised output back and write an ordinary BF16 checkpoint."""
     from ktforge.cli.running import carry_out
@@ -33,7 +20,4 @@ def command(
 
     registry = installed(block, plugins)
     pipeline = dequantize_pipeline(input_path, output, registry)
-    carry_out(
-        pipeline, registry, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
-        memory_limit=memory_limit,
-    )  # fmt: skip
+    carry_out(pipeline, registry, options)

@@ -8,7 +8,13 @@ NAME = "init"
 
 
 def command(checkpoint: Checkpoint, block: Block = None, plugins: PluginFiles = None) -> None:
-    """Print a commented pipeline file for a checkpoint, to begin with."""
-    from ktforge.inspection import starter
+    """Print a commented pipeline file for a checkpoint, to begin with.
 
-    typer.echo(starter(checkpoint, installed(block, plugins)), nl=False)
+    If there is none for it, comments say why, and the exit code is 1.
+    """
+    from ktforge.starter import starter
+
+    text = starter(checkpoint, installed(block, plugins))
+    typer.echo(text, nl=False)
+    if all(line.startswith("#") for line in text.splitlines()):
+        raise typer.Exit(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -18,17 +21,6 @@ Sets = Annotated[
 InputPath = Annotated[Path, typer.Option("--input-path", metavar="DIR", help="The checkpoint's folder.")]
 Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint's folder.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder to write.")]
-Restart = Annotated[bool, typer.Option("--restart", help="Discard an unfinished output instead of going on with it.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Compare the hashes of what an unfinished output holds.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the weights in an output folder that has some.")]
-Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="Threads that convert.  [default: the cores this process may use]"),
-]
-MemoryLimit = Annotated[
-    str | None, typer.Option("--memory-limit", metavar="SIZE", help="Most memory to work on at once, such as 2GB.")
-]
-
 Block = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,6 +30,49 @@ Block = Annotated[
 PluginFiles = Annotated[
     list[Path] | None, typer.Option("--plugin", metavar="FILE.PY", help="Add a plugin that is not installed.")
 ]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What every command that writes an output takes, beside what it converts; see :func:`takes_run_options`."""
+
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the weights in an output folder that has some.")
+    ] = False
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Threads that convert.  [default: the cores this process may use]"),
+    ] = None
+    memory_limit: Annotated[
+        str | None, typer.Option("--memory-limit", metavar="SIZE", help="Most memory to work on at once, such as 2GB.")
+    ] = None
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard an unfinished output instead of going on with it.")
+    ] = False
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the hashes of what an unfinished output holds.")] = (
+        False
+    )
+
+
+def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of :class:`RunOptions`, which reach it as its parameter ``options``."""
+
+    def with_options(**given: Any) -> None:
+        run = {field.name: given.pop(field.name) for field in fields(RunOptions)}
+        command(**given, options=RunOptions(**run))
+
+    # typer reads the command line from a signature.
+    hints = get_type_hints(command, include_extras=True)
+    own = [p.replace(annotation=hints[n]) for n, p in inspect.signature(command).parameters.items() if n != "options"]
+    hints = get_type_hints(RunOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(RunOptions)
+    ]
+    with_options.__doc__ = command.__doc__
+    with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
+    return with_options
 
 
 def installed(block: list[str] | None, plugins: list[Path] | None) -> Registry:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktforge.cli.options import Block, PipelineFile, PluginFiles, Sets, installed
+from ktforge.cli.rows import show_rows
 
 if TYPE_CHECKING:
     from ktforge.plan import Plan
@@ -24,7 +25,8 @@ def command(
     """Show what a pipeline file would do, and everything that speaks against it, from headers alone."""
     from ktforge.config import load_pipeline
 
-    plan = load_pipeline(pipeline, installed(block, plugins), sets or ()).plan()
+    registry = installed(block, plugins)
+    plan = load_pipeline(pipeline, registry, sets or ()).plan(registry)
     gc.freeze()  # nothing in it is garbage, and to look for some takes half as long as to make it
     show(plan, as_json=as_json)
 
@@ -36,14 +38,7 @@ def show(plan: Plan, *, as_json: bool) -> None:
         if plan.problems:
             raise typer.Exit(1)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", show_header=False, box=None, pad_edge=False)
-    table.add_column()
-    for label, value in _rows(plan):
-        table.add_row(label, value)
-    Console(soft_wrap=True).print(table)
+    show_rows(_rows(plan))
     plan.check()
 
 
@@ -66,31 +61,36 @@ def summary(plan: Plan) -> dict[str, Any]:
         "workers": workers,
         "peak_memory_bytes": plan.peak_memory(workers),
         "left_out": [t.name for t in plan.left_out],
+        "output_folder": plan.outlook(),
         "problems": list(plan.problems),
     }
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
-    from ktforge.cli.running import gigabytes
     from ktforge.execute import default_workers
+    from ktforge.sizes import counted, size_text
 
     model, workers = plan.model, default_workers()
-    rows = [
-        ("model", f"{model.model_type or 'unknown type'}, {model.experts} experts in {len(model.moe_layers)} layers"),
-    ]
+    experts = f"{counted(model.experts, 'expert')} in {counted(len(model.moe_layers), 'layer')}"
+    rows = [("model", f"{model.model_type or 'unknown type'}, {experts if model.experts else 'dense'}")]
     if not plan.problems:
+        of_them = f", {plan.expert_units:,} of them {'expert' if plan.expert_units == 1 else 'experts'}"
         rows += [
-            ("units", f"{len(plan.units):,}, {plan.expert_units:,} of them experts"),
-            ("source", gigabytes(plan.source_bytes)),
+            ("units", f"{len(plan.units):,}{of_them if model.experts else ''}"),
+            ("source", size_text(plan.source_bytes)),
         ]
         ratio = plan.source_bytes / plan.output_bytes if plan.output_bytes else 0
-        files = f"{len(plan.files):,} file{'s' if len(plan.files) != 1 else ''}"
+        files = counted(len(plan.files), "file")
+        peak = size_text(plan.peak_memory(workers))
         rows += [
-            ("output", f"{gigabytes(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
+            ("output", f"{size_text(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
             ("compression", f"{ratio:.2f} : 1"),
-            ("peak memory", f"{gigabytes(plan.peak_memory(workers))} for {workers} units at once, beside Python's own"),
+            ("peak memory", f"{peak} for {counted(workers, 'unit')} at once, beside Python's own"),
         ]
     if plan.left_out:
-        size = gigabytes(sum(t.nbytes for t in plan.left_out))
-        rows.append(("left out", f"{len(plan.left_out):,} tensors, {size}, {plan.left_out[0].name} among them"))
+        size = size_text(sum(t.nbytes for t in plan.left_out))
+        more = f", {plan.left_out[0].name} among them" if len(plan.left_out) > 1 else f", {plan.left_out[0].name}"
+        rows.append(("left out", f"{counted(len(plan.left_out), 'tensor')}, {size}{more}"))
+    if outlook := plan.outlook():
+        rows.append(("output folder", outlook))
     return rows

@@ -4,33 +4,20 @@ from typing import Annotated
 
 import typer
 
-from ktforge.cli.options import (
-    Block,
-    MemoryLimit,
-    Overwrite,
-    PipelineFile,
-    PluginFiles,
-    Restart,
-    Sets,
-    Verify,
-    Workers,
-    installed,
-)
+from ktforge.cli.options import Block, PipelineFile, PluginFiles, RunOptions, Sets, installed, takes_run_options
 
 NAME = "run"
 
 
+@takes_run_options
 def command(
     pipeline: PipelineFile,
     sets: Sets = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
-    overwrite: Overwrite = False,
-    workers: Workers = None,
-    memory_limit: MemoryLimit = None,
     block: Block = None,
     plugins: PluginFiles = None,
-    restart: Restart = False,
-    verify: Verify = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run a pipeline file, or go on where an earlier run of it stopped."""
     from ktforge.cli.plan import show
@@ -40,9 +27,6 @@ def command(
     registry = installed(block, plugins)
     built = load_pipeline(pipeline, registry, sets or ())
     if dry_run:
-        show(built.plan(), as_json=False)
+        show(built.plan(registry), as_json=False)
     else:
-        carry_out(
-        built, registry, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
-        memory_limit=memory_limit,
-    )  # fmt: skip
+        carry_out(built, registry, options)

@@ -1,4 +1,4 @@
-"""What run, convert and moe-to-bf16 have in common: carry a pipeline out and show how far it is."""
+"""What run, convert, moe-to-bf16 and dequantize have in common: carry a pipeline out and show how far it is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ktforge.errors import OutputError
+from ktforge.cli.options import RunOptions
+from ktforge.errors import ConfigError, OutputError
 from ktforge.hookspecs import hookimpl
+from ktforge.sizes import counted, parse_size, size_text
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
@@ -24,30 +26,22 @@ if TYPE_CHECKING:
 LINE_EVERY = 10.0
 
 
-def carry_out(
-    pipeline: Pipeline,
-    registry: Registry,
-    *,
-    overwrite: bool,
-    restart: bool,
-    verify: bool,
-    workers: int | None,
-    memory_limit: str | None,
-) -> None:
+def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> None:
     """Runs the pipeline with a progress bar on a terminal, and plain lines elsewhere.
 
     Ctrl-C ends it when the units in flight are written; a second one ends the process at once. Either way, and after
     an error, the output can go on.
     """
-    limit = None if memory_limit is None else _parsed(memory_limit)
+    limit = None if options.memory_limit is None else _parsed(options.memory_limit)
     progress = Bar() if sys.stderr.isatty() else Lines()
     registry.add(progress, name="ktforge-progress")
     started = time.perf_counter()
     before = signal.signal(signal.SIGINT, _Interrupts())
     try:
         plan = pipeline.run(
-            overwrite=overwrite, restart=restart, verify=verify, workers=workers, memory_limit=limit, registry=registry
-        )
+            overwrite=options.overwrite, restart=options.restart, verify=options.verify, workers=options.workers,
+            memory_limit=limit, registry=registry,
+        )  # fmt: skip
     except KeyboardInterrupt:
         progress.stop()
         _say_how_to_go_on(pipeline)
@@ -61,16 +55,14 @@ def carry_out(
         progress.stop()
         signal.signal(signal.SIGINT, before)
     seconds = time.perf_counter() - started
+    what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "weight")
     print(
-        f"{pipeline.writer.folder()}: {plan.expert_units:,} experts, {gigabytes(plan.source_bytes)} → "
-        f"{gigabytes(plan.output_bytes)} in {seconds:,.1f} s ({gigabytes(int(progress.done / seconds))}/s)"
+        f"{pipeline.writer.folder()}: {what}, {size_text(plan.source_bytes)} → "
+        f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(progress.done / seconds))}/s)"
     )
 
 
 def _parsed(memory_limit: str) -> int:
-    from ktforge.errors import ConfigError
-    from ktforge.sizes import parse_size
-
     try:
         return parse_size(memory_limit)
     except ValueError as error:
@@ -98,14 +90,6 @@ def _say_how_to_go_on(pipeline: Pipeline) -> None:
     folder = pipeline.writer.folder()
     if folder is not None and is_unfinished(folder):
         print(f"{folder} is unfinished: the same command goes on where it stopped", file=sys.stderr)
-
-
-def gigabytes(count: int) -> str:
-    """A number of bytes with the unit that suits it."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count} bytes"
 
 
 class Bar:
@@ -154,12 +138,12 @@ class Lines:
     def ktforge_planned(self, plan: Plan) -> None:
         self._total = plan.source_bytes
         self._started = self._last = time.monotonic()
-        print(f"converting {gigabytes(self._total)}", file=sys.stderr)
+        print(f"converting {size_text(self._total)}", file=sys.stderr)
 
     @hookimpl
     def ktforge_resumed(self, specs: Sequence[UnitSpec]) -> None:
         self._kept = sum(s.nbytes for s in specs)
-        print(f"going on: {gigabytes(self._kept)} are converted already", file=sys.stderr)
+        print(f"going on: {size_text(self._kept)} are converted already", file=sys.stderr)
 
     @hookimpl
     def ktforge_unit_written(self, spec: UnitSpec) -> None:
@@ -172,8 +156,8 @@ class Lines:
             rate = self.done / (now - self._started)
             there = self._kept + self.done
             left = (self._total - there) / rate
-            share = f"{there / self._total:4.0%}  {gigabytes(there)}"
-            print(f"{share}  {gigabytes(int(rate))}/s  {left:,.0f} s left", file=sys.stderr)
+            share = f"{there / self._total:4.0%}  {size_text(there)}"
+            print(f"{share}  {size_text(int(rate))}/s  {left:,.0f} s left", file=sys.stderr)
 
     def stop(self) -> None:
         """Nothing is held open."""

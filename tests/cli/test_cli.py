@@ -113,7 +113,8 @@ def test_rawint4_is_one_word_for_int4_in_groups_of_32(source, out):
 @pytest.mark.parametrize(
     "options",
     [["rawint4", "--group-size", "64"], ["rawint4", "--layout", "kt-amx"],
-     ["int4", "--layout", "compressed-tensors", "--threadpool-count", "2"]],
+     ["int4", "--layout", "compressed-tensors", "--threadpool-count", "2"], ["int8", "--group-size", "32"],
+     ["rawint4", "--no-merge-safetensor"]],
 )  # fmt: skip
 def test_options_that_contradict_each_other(source, out, options):
     done = ktforge("convert", "--input-path", source, "--output", out, "--quant-method", *options)

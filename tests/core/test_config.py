@@ -60,7 +60,7 @@ def test_set_changes_values(tmp_path, registry):
         ("preprocess.7.use=x", "the pipeline has no '7' there"),
         ("preprocess.use=x", "preprocess is a list; name the entry by its number from 0"),
         ("layout.threadpool_count=[1", "--set layout.threadpool_count=[1"),
-        ("layout.threadpool_count=0", "layout.threadpool_count: input should be greater than or equal to 1, not 0"),
+        ("layout.threadpool_count=0", "layout.threadpool_count: must be at least 1, not 0"),
     ],
 )
 def test_a_wrong_set(tmp_path, registry, change, message):
@@ -73,10 +73,14 @@ def test_a_wrong_set(tmp_path, registry, change, message):
         (
             "use: kt-amx",
             "use: kt-amxx",
-            "pipeline.yaml:5: layout.use: there is no layout called 'kt-amxx'; installed: ",
+            "pipeline.yaml:5: layout.use: there is no layout called 'kt-amxx' (did you mean kt-amx?); installed: ",
         ),
         ("threadpool_count", "threadpools", "pipeline.yaml:5: layout.threadpools: no such option (did you mean thr"),
-        ("threadpool_count: 2", "threadpool_count: two", "pipeline.yaml:5: layout.threadpool_count: input should be a"),
+        (
+            "threadpool_count: 2",
+            "threadpool_count: two",
+            "pipeline.yaml:5: layout.threadpool_count: must be a whole number, not 'two'",
+        ),
         ("5GB", "5 potatoes", "pipeline.yaml:6: writer.max_shard_size: '5 potatoes' is no size such as 5GB"),
         ("loader: ", "laoder: ", "pipeline.yaml:2: laoder: no such key (did you mean loader?)"),
         ("loader: ", "laoder: ", "pipeline.yaml: there is no loader"),
@@ -86,8 +90,17 @@ def test_a_wrong_set(tmp_path, registry, change, message):
         ("path: models/Qwen3-30B-A3B", "", "pipeline.yaml:2: loader.path: is missing"),
         ("quantize:   {use: int4}\n", "", "quantize and layout go together"),
         ("{use: int4}", "{use: int4", "pipeline.yaml:5: "),
-        ("60}", "sixty}", "pipeline.yaml:7: runtime.cpuinfer_threads: input should be a valid integer"),
-        ("version: 1", "mtp: half", "pipeline.yaml:1: mtp: input should be 'omit' or 'keep', not 'half'"),
+        ("60}", "sixty}", "pipeline.yaml:7: runtime.cpuinfer_threads: must be a whole number, not 'sixty'"),
+        ("version: 1", "mtp: half", "pipeline.yaml:1: mtp: must be omit or keep, not 'half'"),
+        ("int4}", "int4, symmetric: perhaps}", "quantize.symmetric: must be true or false, not 'perhaps'"),
+        ("{use: int4}", "{use: kt-amx}", "there is no quantize called 'kt-amx' (it goes under layout); installed: "),
+        ("path: out", "path: 7", "pipeline.yaml:6: writer.path: must be a path, not 7"),
+        (
+            "path: out",
+            "path: ~nobody-at-all/x",
+            "writer.path: ~nobody-at-all/x names a home directory that is not known",
+        ),
+        ("{cpuinfer_threads: 60}", "60", "pipeline.yaml:7: runtime: must be {key: value, …}, not 60"),
         ("version: 1", "version: 1\nversion: 1", "pipeline.yaml:2: found duplicate key"),
         ("{use: int4}", "&a {use: *a}", "anchors and aliases (& and *) are not used in pipeline files"),
     ],
@@ -95,6 +108,30 @@ def test_a_wrong_set(tmp_path, registry, change, message):
 def test_errors_name_file_line_and_key(tmp_path, registry, old, new, message):
     assert old in GOOD
     assert any(p.startswith(message) or message in p for p in errors(tmp_path, registry, GOOD.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("0", "must be channel or a number above 0, not 0"),
+        ("wide", "must be channel or a whole number, not 'wide'"),
+        ("1.5", "must be channel or a whole number, not 1.5"),
+        ("[32]", "must be channel or a whole number, not [32]"),
+        (f"{'x' * 99}", f"must be channel or a whole number, not '{'x' * 56}..."),
+    ],
+)
+def test_a_value_of_several_kinds_gets_one_sentence(tmp_path, registry, value, message):
+    text = GOOD.replace("{use: int4}", f"{{use: int4, group_size: {value}}}")
+    assert errors(tmp_path, registry, text) == [f"pipeline.yaml:4: quantize.group_size: {message}"]
+
+
+def test_home_directories_are_spelled_out(tmp_path, registry, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pipeline = load(tmp_path, registry, GOOD.replace("path: models", "path: ~/models"), "writer.path=~/out")
+    assert pipeline.loader.path == tmp_path / "models" / "Qwen3-30B-A3B" and pipeline.writer.path == tmp_path / "out"
+    kept = load(tmp_path, registry, GOOD.replace("path: models", "path: ./~/models"))
+    assert str(kept.loader.path) == "~/models/Qwen3-30B-A3B"
+    assert build_pipeline(kept.to_dict(), registry) == kept, "only files that people write are looked at"
 
 
 def test_mtp_survives_the_round_trip(tmp_path, registry):

@@ -113,8 +113,21 @@ def test_an_unknown_model_type_cannot_get_its_names_back(source, tmp_path, regis
 
 
 def test_what_ktforge_did_not_write_is_for_moe_to_bf16(source, tmp_path, registry):
-    with pytest.raises(CheckpointError, match=r"was not written by ktforge, .* `ktforge moe-to-bf16` reads it"):
+    with pytest.raises(CheckpointError, match=r"was not packed by ktforge, .* `ktforge convert` reads it as it is"):
         round_trip(source, tmp_path, registry, Int4(group_size=32), CompressedTensors(), manifest=False)
+
+
+def test_the_config_of_the_source_beside_packed_experts_misleads_nobody(source, tmp_path, registry):
+    """Upstream's script copies config.json with the quantization_config of the FP8 weights that it was made from."""
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int8(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    (packed / "ktforge_manifest.json").unlink()
+    model = checkpoints.config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    (packed / "config.json").write_text(json.dumps(model))
+    dequantize_pipeline(packed, tmp_path / "back", registry).run()
+    assert checkpoints.load_output(tmp_path / "back").keys() == checkpoints.tensors().keys()
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == checkpoints.config()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from collections import namedtuple
 
 import pytest
 
-from ktforge.checkpoint import UNFINISHED
+from ktforge.checkpoint import PARTIAL, UNFINISHED
 from ktforge.diskspace import shortages
-from ktforge.output import PARTIAL
 from ktforge.tensors import FileSpec
 
 FILES = (FileSpec("a", bytes(3 * 4096), ()), FileSpec("b/c", bytes(5 * 4096), ()))
@@ -27,7 +26,7 @@ def test_every_byte_counts(out, free):
     assert list(shortages(out, FILES)) == []
     free(8 * 4096 - 1)
     (problem,) = shortages(out, FILES)
-    assert problem.startswith("the output needs 0.0 GB, but only 0.0 GB are free at ")
+    assert problem.startswith("the output needs 32.77 kB, but only 32.77 kB are free at ")
     assert problem.endswith(f"{out.parent}: make room or write elsewhere")
 
 
@@ -60,6 +59,6 @@ def test_file_names_may_run_out_too(out, free, monkeypatch):
 def test_a_limit_on_the_size_of_files(out, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (5 * 4096 - 1, -1))
     (problem,) = shortages(out, FILES)
-    assert "`ulimit -f` allows 0.0 GB: raise it, or write smaller shards" in problem
+    assert "`ulimit -f` allows 20.48 kB: raise it, or write smaller shards" in problem
     monkeypatch.setattr(resource, "getrlimit", lambda which: (5 * 4096, -1))
     assert list(shortages(out, FILES)) == []

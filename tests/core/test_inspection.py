@@ -1,16 +1,25 @@
 import json
+import re
 
 import checkpoints
+import forms
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ktforge import CheckpointError, Registry
+from ktforge import CheckpointError, KtforgeError, Registry
+from ktforge.checkpoint import PARTIAL
 from ktforge.cli import app
-from ktforge.config import load_pipeline
-from ktforge.inspection import TARGETS, inspect, starter
+from ktforge.config import build_pipeline
+from ktforge.dequantize import dequantize_pipeline
+from ktforge.inspection import CONVERSIONS, DEQUANTIZE, TO_BF16, inspect
+from ktforge.recipes import convert, to_bf16
+from ktforge.starter import starter
 
-NONE = dict.fromkeys(TARGETS, ())
+
+def refused(seen):
+    """The targets that cannot be made, but for dequantize."""
+    return {target: reasons for target, reasons in seen.targets.items() if reasons and target != DEQUANTIZE}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +36,9 @@ def test_a_bf16_checkpoint(source, registry):
     assert seen.expert_bytes == sum(a.nbytes for n, a in data.items() if ".experts." in n)
     assert seen.expert_bytes + seen.other_bytes == sum(a.nbytes for a in data.values())
     assert seen.tensors == len(data) and len(seen.files) == 2 and seen.mtp_bytes == 0
-    assert seen.targets == NONE and seen.problems == () and seen.threadpool_count == 2
+    assert refused(seen) == {} and seen.problems == () and seen.usable
+    assert seen.targets.keys() == {TO_BF16, *CONVERSIONS, DEQUANTIZE}
+    assert "holds no packed weights" in seen.targets[DEQUANTIZE][0]
 
 
 def test_a_quantised_one_with_prediction_heads_and_copies(tmp_path, registry):
@@ -39,7 +50,7 @@ def test_a_quantised_one_with_prediction_heads_and_copies(tmp_path, registry):
     assert seen.expert_storage == {"weight F8_E4M3": 24, "weight_scale_inv F32": 24}
     assert seen.quantization == {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
     assert seen.mtp_bytes == 16 and seen.not_read == ("original/consolidated.00.pth",)
-    assert seen.targets == NONE and seen.problems == ()
+    assert refused(seen) == {} and seen.problems == ()
 
 
 def test_what_is_wrong_is_said_once(tmp_path, registry):
@@ -49,7 +60,7 @@ def test_what_is_wrong_is_said_once(tmp_path, registry):
         data[name] = data[name].astype(np.float64)
     folder = checkpoints.write(tmp_path, data, checkpoints.config(num_experts=5))
     seen = inspect(folder, registry)
-    assert seen.targets == NONE
+    assert refused(seen) == {} and not seen.usable
     stem = "model.layers.1.mlp.experts.1"
     assert seen.problems == (
         "layer 0: expert 4 missing; config.json announces 5",
@@ -63,51 +74,146 @@ def test_what_cannot_be_made_says_why(tmp_path, registry):
     data = checkpoints.fuse(checkpoints.tensors(), transposed=True, interleaved=True, biases=True)
     folder = checkpoints.write(tmp_path / "model", data, checkpoints.config(model_type="gpt_oss"))
     seen = inspect(folder, registry)
-    assert seen.fused and seen.problems == () and seen.threadpool_count is None
+    assert seen.fused and seen.problems == () and seen.usable
     assert seen.targets["moe-to-bf16"] == ()
     (reason,) = seen.targets["convert --quant-method int8"]
     assert reason == (
         "model.layers.0.mlp.experts (and 1 more): kt-amx has no place for the biases of gate, up, down: "
         "`ktforge moe-to-bf16` keeps them"
     )
-    made = runs(starter(folder, registry), tmp_path, registry)
-    assert made.layout is None and "# No quantize and layout: " in starter(folder, registry)
 
 
-def runs(text, tmp_path, registry):
-    """The pipeline of a file, which can be planned as it is."""
-    (tmp_path / "pipeline.yaml").write_text(text)
-    pipeline = load_pipeline(tmp_path / "pipeline.yaml", registry, [f"writer.path={tmp_path / 'out'}"])
-    assert pipeline.plan().problems == ()
-    return pipeline
+def answer(pipeline):
+    """What a command would say about its pipeline."""
+    try:
+        return pipeline().plan(Registry.installed()).problems
+    except KtforgeError as error:
+        return error.problems
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_starter_runs_as_it_is(tmp_path, registry, fused):
-    data = checkpoints.fuse(checkpoints.tensors()) if fused else checkpoints.tensors()
-    model = checkpoints.config(model_type="qwen3_5_moe_text" if fused else "qwen3_moe")
-    folder = checkpoints.write(tmp_path / "it's: a {folder}", data, model)
-    pipeline = runs(starter(folder, registry), tmp_path, registry)
-    assert [s.name for s in pipeline.preprocess] == [*["split-experts"] * fused, "moe-to-bf16"]
-    assert pipeline.layout.threadpool_count == 2
-
-
-def test_a_starter_picks_a_count_that_fits(tmp_path, registry):
-    shapes = {"gate": (128, 256), "up": (128, 256), "down": (256, 128)}
-    data = {
-        checkpoints.expert_name(layer, e, p): np.zeros(shapes[p], checkpoints.BF16)
-        for layer in (0, 1) for e in range(4) for p in shapes
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_the_answers_are_those_of_the_commands(tmp_path, registry, name):
+    folder, out = forms.write(tmp_path / "model", name), tmp_path / "out"
+    seen = inspect(folder, registry)
+    answers = {
+        TO_BF16: lambda: build_pipeline(to_bf16(folder, out), registry),
+        DEQUANTIZE: lambda: dequantize_pipeline(folder, out, registry),
+        **{t: lambda o=o: build_pipeline(convert(folder, out, **o), registry) for t, o in CONVERSIONS.items()},
+        **{t: lambda t=t: build_pipeline(to_bf16(folder, out, t.split("use: ")[1].rstrip("}]")), registry)
+           for t in seen.targets if t.startswith("preprocess: ")},
     }  # fmt: skip
-    folder = checkpoints.write(tmp_path / "m", data, checkpoints.config(moe_intermediate_size=128))
-    assert runs(starter(folder, registry), tmp_path, registry).layout.threadpool_count == 1
+    assert seen.targets.keys() == answers.keys()
+    for target, reasons in seen.targets.items():
+        said = answer(answers[target])
+        assert set(said) == ({*reasons, *seen.problems} if target != DEQUANTIZE else set(reasons)), target
+    assert seen.usable == (name != "broken")
+
+
+def test_a_dense_model_says_what_can_be_made_of_it(tmp_path, registry):
+    seen = inspect(forms.write(tmp_path, "dense fp8"), registry)
+    assert [t for t, reasons in seen.targets.items() if not reasons] == [
+        "preprocess: [{use: fp8}]",
+        "convert --quant-method rawint4",
+        "convert --quant-method int4 --layout compressed-tensors",
+        "convert --quant-method int8 --layout compressed-tensors",
+    ]
+    for target in (TO_BF16, "convert --quant-method int4"):
+        assert seen.targets[target][0].startswith(
+            "this is a dense model (model_type qwen2; config.json names no experts)"
+        )
+    assert seen.expert_storage == {} and seen.other_storage.keys() >= {"weight F8_E4M3", "weight_scale_inv F32"}
+
+
+@pytest.mark.parametrize(
+    ("name", "packed", "nodes", "known"),
+    [
+        ("kt-amx", "kt-amx-int4/1", 2, True),
+        ("kt-amx of others", "kt-amx-int8/1", 4, False),
+        ("kt files", "kt-amx-int8/1", 1, True),
+        ("kt files of others", "kt-amx-int4/1", 2, False),
+        ("rawint4", "compressed-tensors-pack-quantized-int4/1", None, True),
+        ("rawint4 of others", None, None, False),
+        ("int-quantized", "compressed-tensors-int-quantized-int8/1", None, True),
+        ("dense", "compressed-tensors-pack-quantized-int4/1", None, True),
+    ],
+)
+def test_outputs_are_called_by_their_names(tmp_path, registry, name, packed, nodes, known):
+    folder = forms.OUTPUTS[name](tmp_path)
+    seen = inspect(folder, registry)
+    assert (seen.packed, seen.numa_nodes, seen.problems) == (packed, nodes, ())
+    assert seen.made_from == (str(tmp_path / "source") if known else None)
+    assert (seen.targets[DEQUANTIZE] == ()) == (packed is not None)
+    stored = sum(p.stat().st_size for p in folder.rglob("*.kt")) + sum(
+        a.nbytes for a in checkpoints.load_output(folder).values()
+    )
+    assert seen.expert_bytes + seen.other_bytes == stored
+    if "kt" not in name:
+        assert refused(seen).keys() <= {TO_BF16, "convert --quant-method int4", "convert --quant-method int8"}
+        return
+    assert seen.experts == 4 and seen.moe_layers == (0, 1) and seen.expert_storage == {packed: 8}
+    made = f", made from {tmp_path / 'source'}" if known else ""
+    plural = "" if nodes == 1 else "s"
+    sentence = (
+        f"{folder} is packed already ({packed} for {nodes} NUMA node{plural}{made}): convert the original, or make "
+        "BF16 of this with `ktforge dequantize` first"
+    )
+    assert refused(seen) == dict.fromkeys([TO_BF16, *CONVERSIONS], (sentence,))
+    assert answer(lambda: build_pipeline(to_bf16(folder, tmp_path / "out"), registry)) == (sentence,)
+
+
+def test_an_output_with_a_hole_says_so(tmp_path, registry):
+    folder = forms.OUTPUTS["kt files"](tmp_path)
+    for part in folder.glob("_layer_1/_numa_0/*_3_*.kt"):
+        part.unlink()
+    seen = inspect(folder, registry)
+    assert seen.packed == "kt-amx-int8/1" and not seen.usable
+    assert seen.problems == ("layer 1: expert 3 missing; config.json announces 4",)
+
+
+def test_an_unfinished_output_is_called_one(tmp_path, registry):
+    folder = forms.OUTPUTS["kt-amx"](tmp_path)
+    journal = {"journal": "ktforge-journal/1", "overwrite": True, "fingerprint": {"formats": ["kt-amx-int8/1"]}}
+    (folder / PARTIAL).mkdir(exist_ok=True)
+    (folder / PARTIAL / "journal.jsonl").write_text(json.dumps(journal) + "\n" + '{"written": {"a": "0"}}\n')
+    assert inspect(folder, registry).replacement == "kt-amx-int8/1; 1 tensor written"
+    for path in (*folder.glob("*.safetensors"), folder / "config.json"):
+        path.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        inspect(folder, registry)
+    assert caught.value.problems == (
+        f"{folder} is an unfinished output of ktforge (kt-amx-int8/1; 1 tensor written): run the same command again, "
+        "which goes on where it stopped, or with --restart, which begins anew",
+    )
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def test_the_commands(source, tmp_path):
-    shown = CliRunner().invoke(app, ["inspect", str(source)])
-    assert shown.exit_code == 0 and "qwen3_moe, 2 layers, 2 with experts" in shown.stdout
-    as_json = CliRunner().invoke(app, ["inspect", str(source), "--json"])
-    assert json.loads(as_json.stdout)["experts"] == 4
-    made = CliRunner().invoke(app, ["init", str(source)])
+    shown = invoke("inspect", source)
+    assert shown.exit_code == 0
+    rows = dict(re.split("  +", line, maxsplit=1) for line in shown.stdout.splitlines())
+    assert rows["model"] == "qwen3_moe, 2 layers, 2 with experts" and rows["experts"] == "4 of 512 x 256"
+    assert rows["convert --quant-method rawint4"] == "yes" and rows[DEQUANTIZE].startswith("no: ")
+    assert json.loads(invoke("inspect", source, "--json").stdout)["experts"] == 4
+    made = invoke("init", source)
     assert made.exit_code == 0 and made.stdout == starter(source, Registry.installed())
-    missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "none")])
-    assert isinstance(missing.exception, CheckpointError)
+    assert isinstance(invoke("inspect", tmp_path / "none").exception, CheckpointError)
+    assert invoke("init", forms.OUTPUTS["kt-amx"](tmp_path)).exit_code == 1
+
+
+def test_a_dense_model_has_no_rows_about_experts(tmp_path):
+    shown = invoke("inspect", forms.write(tmp_path, "dense bf16"))
+    rows = dict(re.split("  +", line, maxsplit=1) for line in shown.stdout.splitlines())
+    assert shown.exit_code == 0 and rows["model"] == "qwen2, 2 layers, dense"
+    assert rows["stored as"].startswith("weight BF16, bias BF16; ") and not {"experts", "the rest"} & rows.keys()
+    assert "of it" not in rows and all(value.strip(" ;,") for value in rows.values())
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_is_wrong_is_the_exit_code_too(tmp_path, as_json):
+    shown = invoke("inspect", forms.write(tmp_path, "broken"), *["--json"] * as_json)
+    assert shown.exit_code == 1 and "F64, which moe-to-bf16 does not read" in shown.stdout
+    if not as_json:
+        assert "moe-to-bf16" in shown.stdout and "no: see wrong" in shown.stdout

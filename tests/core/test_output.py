@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ktforge_plugins import Int4, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
-from ktforge import OutputError, Pipeline, PlanError, PluginError
-from ktforge.output import PARTIAL
+from ktforge import OutputError, Pipeline, PlanError, PluginError, open_folder
+from ktforge.checkpoint import PARTIAL
 from ktforge.testing import MemoryLoader
 
 
@@ -50,6 +50,40 @@ def test_a_folder_with_something_in_it_needs_overwrite(source, out):
     with pytest.raises(OutputError, match="is not empty: choose another folder, or say --overwrite"):
         pipeline(source, SafetensorsWriter(path=out)).run()
     assert listing(out) == ["notes.txt"]
+
+
+def test_a_plan_says_what_a_run_would_do_about_the_folder(source, out):
+    made = pipeline(source, SafetensorsWriter(path=out))
+    assert made.plan().outlook() is None
+    out.mkdir()
+    assert made.plan().outlook() is None, "an empty folder is as good as none"
+    (out / "notes.txt").write_text("mine")
+    said = f"{out} is not empty: the run needs --overwrite, which replaces its weights at the end"
+    assert made.plan().outlook() == said
+    refused = pipeline(source, SafetensorsWriter(path=out), threadpool_count=3).plan()
+    assert refused.problems and refused.outlook() is None
+
+
+def test_a_plan_says_how_an_unfinished_output_goes_on(source, out):
+    made = pipeline(source, SafetensorsWriter(path=out))
+    planned = made.plan()
+    tensors = [t for f in planned.files for t in f.tensors]
+    with pytest.raises(KeyboardInterrupt), open_folder(out, planned, {}) as sink:
+        sink.write(tensors[0], np.zeros(tensors[0].shape, tensors[0].dtype))
+        raise KeyboardInterrupt
+    assert made.plan().outlook() == (
+        f"{out} holds an unfinished output of this pipeline: the run goes on behind 1 of {len(tensors)} tensors; "
+        "--restart begins anew"
+    )
+    other = pipeline(source, SafetensorsWriter(path=out), non_experts="keep").plan().outlook()
+    assert other.startswith(f"{out} holds an unfinished output that cannot go on (")
+    assert 'layout.non_experts was "rename", and is "keep"' in other and other.endswith("): --restart discards it")
+    (out / "notes.txt").write_text("mine")
+    assert "the run goes on with --overwrite behind" in made.plan().outlook()
+    made.run(overwrite=True)
+    assert (
+        made.plan().outlook() == f"{out} is not empty: the run needs --overwrite, which replaces its weights at the end"
+    )
 
 
 def test_overwrite_leaves_no_weights_of_before(source, out):

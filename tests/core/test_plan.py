@@ -152,7 +152,7 @@ def test_a_full_disk_is_refused_before_the_first_byte(source, out, monkeypatch):
     writer = SafetensorsWriter(path=out)
     pipeline = Pipeline(loader=SafetensorsLoader(path=source), quantize=Int4(), layout=KtAmx(), writer=writer)
     (problem,) = pipeline.plan().problems
-    assert "only 0.0 GB are free" in problem and "make room or write elsewhere" in problem
+    assert "only 1.00 kB are free" in problem and "make room or write elsewhere" in problem
 
 
 def test_peak_memory_is_that_of_the_largest_units_in_flight():

@@ -3,14 +3,26 @@
 import json
 
 import checkpoints
+import forms
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ktforge_plugins import AutoLoader, MoeToBf16, SafetensorsWriter
+from ktforge_plugins import (
+    AutoLoader,
+    Awq,
+    CompressedTensors,
+    CompressedTensorsFormat,
+    Fp8,
+    Gptq,
+    Int4,
+    MoeToBf16,
+    SafetensorsWriter,
+    SplitExperts,
+)
 
-from ktforge import Pipeline
+from ktforge import CheckpointError, Pipeline
 from ktforge.testing import MemoryLoader, MemoryWriter
 
 
@@ -142,3 +154,39 @@ def test_forms_it_does_not_read_are_named():
     assert "gate is stored as weight, weight_scale_inv, which moe-to-bf16 does not read" in problem(
         data, checkpoints.config()
     )
+
+
+def dense(form, *, preprocess, **stages):
+    loader = MemoryLoader(**dict(zip(("tensors", "model"), forms.dense(form), strict=True)))
+    writer = MemoryWriter()
+    plan = Pipeline(loader=loader, preprocess=preprocess, writer=writer, **stages).plan()
+    return plan, {t.name: t for f in plan.files for t in f.tensors}
+
+
+@pytest.mark.parametrize(("form", "stage"), [("fp8", Fp8), ("compressed-tensors", CompressedTensorsFormat),
+                                             ("gptq", Gptq), ("awq", Awq)])  # fmt: skip
+def test_a_dense_model_becomes_bf16_by_its_formats_own_preprocessor(form, stage):
+    plan, made = dense(form, preprocess=[stage()])
+    assert plan.problems == () and "quantization_config" not in json.loads(plan.config_json)
+    assert made.keys() == forms.dense()[0].keys() and {t.dtype for t in made.values()} == {checkpoints.BF16}
+
+
+def test_a_preprocessor_of_another_format_is_refused():
+    plan, _ = dense("gptq", preprocess=[Fp8()])
+    (problem,) = plan.problems
+    assert problem.endswith("config.json that says how: add the preprocessor of its format, or moe-to-bf16 for a MoE model")
+    assert dense("gptq", preprocess=[Fp8(), Gptq()])[0].problems == ()
+
+
+@pytest.mark.parametrize("stage", [MoeToBf16(), SplitExperts()])
+def test_a_dense_model_has_no_experts_for_it(stage):
+    with pytest.raises(CheckpointError, match=f"this is a dense model .*{stage.name} is for nothing else"):
+        dense("fp8", preprocess=[Fp8(), stage])
+
+
+def test_on_the_way_to_a_layout_the_matrices_of_a_dense_model_become_bf16():
+    stages = {"quantize": Int4(group_size=32), "layout": CompressedTensors()}
+    plan, made = dense("fp16", preprocess=[MoeToBf16()], **stages)
+    assert plan.problems == () and "model.layers.0.self_attn.q_proj.weight_packed" in made
+    (problem,) = dense("fp16", preprocess=[MoeToBf16(input_type="fp8")], **stages)[0].problems
+    assert "the input type was given as fp8, for experts, and there are none: say auto" in problem

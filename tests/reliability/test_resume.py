@@ -405,5 +405,5 @@ def test_what_would_steer_a_terminal_is_spelled_out(tmp_path, monkeypatch, capsy
 def test_an_unfinished_output_is_no_source(copy, out, tmp_path):
     convert(copy, out, Disk())
     (out / UNFINISHED).touch()
-    with pytest.raises(CheckpointError, match=r"is an unfinished output of ktforge: finish it with the same command"):
+    with pytest.raises(CheckpointError, match=r"is an unfinished output of ktforge.*: run the same command again"):
         convert(out, tmp_path / "next", Disk())

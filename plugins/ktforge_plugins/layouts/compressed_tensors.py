@@ -24,6 +24,7 @@ from ktforge import (
     hookimpl,
     native,
 )
+from ktforge.quantization import quantization_config
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import BF16
 
@@ -123,7 +124,7 @@ class CompressedTensors(Layout):
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         """Adds ``quantization_config``: a config group per scheme, and everything left unquantised under ``ignore``."""
-        if any("quantization_config" in level for level in (config, config.get("text_config") or {})):
+        if quantization_config(config):
             raise Unsupported(
                 "config.json has a quantization_config already, for weights that stay as they are: put moe-to-bf16 "
                 "under preprocess, which makes them BF16"

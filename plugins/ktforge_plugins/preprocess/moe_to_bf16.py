@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
+from ktforge import CheckpointError, Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
 from ktforge.lazy import LazyTensors, pending
+from ktforge.modelconfig import read_model_config
+from ktforge.quantization import quantization_config
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import BF16, dtype_name
 from ktforge_plugins.preprocess.awq import Awq
@@ -21,11 +24,10 @@ from ktforge_plugins.preprocess.number_format import (
     ACTIVATION,
     NumberFormat,
     apply_formats,
+    plain_config,
     plan_formats,
-    quantization_config,
     scratch_of_formats,
     unmade_roles,
-    without_quantization,
 )
 
 #: The formats that are asked, in this order; each is a preprocessor of its own, too.
@@ -39,14 +41,17 @@ class MoeToBf16(Preprocessor):
     """Experts, fused or not, in FP32, FP16 or any of the formats of ``FORMATS`` become BF16.
 
     Other weights in one of the formats become BF16 too, since ``quantization_config`` leaves config.json with the
-    experts; other tensors stay as they are. ``input_type`` is a promise about the experts that is checked.
+    experts; other tensors stay as they are. In a dense model, on the way to a layout, every matrix becomes BF16.
+    ``input_type`` is a promise about the experts that is checked.
     """
 
     name: ClassVar[str] = "moe-to-bf16"
     rowwise: ClassVar[bool] = True
+    experts_only: ClassVar[bool] = True
     input_type: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
 
     _formats: tuple[NumberFormat, ...] = PrivateAttr(default_factory=lambda: tuple(f() for f in FORMATS))
+    _dense: bool = PrivateAttr(default=False)
 
     #: What config.json calls the checkpoint's format, to be said of one that is not read.
     _said: str = PrivateAttr(default="")
@@ -56,6 +61,8 @@ class MoeToBf16(Preprocessor):
         bound._formats = tuple(f().bind(config) for f in FORMATS)
         method = quantization_config(config).get("quant_method")
         bound._said = f" (quant_method {method} by config.json)" if isinstance(method, str) else ""
+        with suppress(CheckpointError):  # a config.json without sizes, about which the plan has its own words
+            bound._dense = read_model_config(config).experts == 0
         return bound
 
     def plan_key(self) -> PlanKey:
@@ -64,7 +71,8 @@ class MoeToBf16(Preprocessor):
 
     def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
         if not unit.is_expert and not unit.fused:
-            return [self._checked_other(plan_formats(unit, self._formats))]
+            other = self._checked_other(plan_formats(unit, self._formats))
+            return [self._dense_in_bf16(other) if self._dense else other]
         problems = [p for parameters in unit.projections().items() for p in self._contradictions(*parameters)]
         try:
             planned = plan_formats(unit, self._formats)
@@ -101,7 +109,7 @@ class MoeToBf16(Preprocessor):
         return unmade_roles(unit, self._formats)
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
-        return without_quantization(config, results, f"get a copy in what {self.name} knows, {_known()}")
+        return plain_config(config, results, f"get a copy in what {self.name} knows, {_known()}")
 
     def _contradictions(self, projection: str, parameters: Mapping[str, TensorSpec]) -> Iterator[str]:
         if self.input_type == "auto":
@@ -112,6 +120,16 @@ class MoeToBf16(Preprocessor):
             stored = dtype_name(weight.dtype) if weight is not None else ", ".join(sorted(parameters))
             mend = f"{word} or auto" if word else "auto"
             yield f"the input type was given as {self.input_type}, but {projection} is {stored}: say {mend}"
+
+    def _dense_in_bf16(self, unit: UnitSpec) -> UnitSpec:
+        if self.input_type != "auto":
+            raise Unsupported(
+                f"the input type was given as {self.input_type}, for experts, and there are none: say auto"
+            )
+        weight = unit.tensors.get("weight")
+        if weight is None or len(weight.shape) != 2 or dtype_name(weight.dtype) not in ("F16", "F32"):
+            return unit
+        return unit.with_tensors({**unit.tensors, "weight": weight._replace(dtype=BF16)})
 
     def _checked_other(self, unit: UnitSpec) -> UnitSpec:
         """Refuses a quantised weight that would stay behind with nothing in config.json to explain it."""

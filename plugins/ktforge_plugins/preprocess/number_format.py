@@ -13,6 +13,7 @@ from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.lazy import LazyTensors, Pending
+from ktforge.quantization import quantization_config, without_quantization
 from ktforge.stages import PlanKey
 from ktforge.tensors import BF16, DTYPES
 
@@ -23,6 +24,8 @@ ACTIVATION = frozenset(
 
 #: dtypes of quantised weights.
 PACKED = frozenset(DTYPES[d] for d in ("I8", "U8", "I16", "U16", "I32", "U32", "F8_E4M3", "F8_E5M2", "F8_E8M0"))
+#: The parameters that hold the numbers themselves, in any format.
+CARRIERS = ("weight", "weight_packed", "qweight", "blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class NumberFormat(Preprocessor):
         return unmade_roles(unit, [self])
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
-        return without_quantization(config, results, "put moe-to-bf16 under preprocess, which reads more than one")
+        return plain_config(config, results, "add the preprocessor of its format, or moe-to-bf16 for a MoE model")
 
 
 def plan_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> UnitSpec:
@@ -162,25 +165,12 @@ def scratch_of_formats(unit: UnitSpec, formats: Sequence[NumberFormat]) -> int:
     return most
 
 
-def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """quantization_config (or compression_config), at the top or in text_config; empty if there is none."""
-    for level in (config, config.get("text_config"), config.get("language_config")):
-        if isinstance(level, Mapping):
-            for key in ("quantization_config", "compression_config"):
-                if isinstance(level.get(key), Mapping):
-                    return level[key]
-    return {}
-
-
-def without_quantization(config: Mapping[str, Any], results: Sequence[Result], mend: str) -> Mapping[str, Any]:
+def plain_config(config: Mapping[str, Any], results: Sequence[Result], mend: str) -> Mapping[str, Any]:
     """config.json for a checkpoint whose weights are all plain.
 
     Raises Unsupported, with what to do, if ``results`` still hold weights that only the old one explains.
     """
-    edited = _without(config)
-    for key in ("text_config", "language_config"):
-        if isinstance(edited.get(key), Mapping):
-            edited[key] = _without(edited[key])
+    edited = without_quantization(config)
     left = [tensor for result in results if result.packed is None for tensor in result.outputs if _is_packed(tensor)]
     if left and edited != config:
         more = f" and {len(left) - 1:,} more" if left[1:] else ""
@@ -188,10 +178,6 @@ def without_quantization(config: Mapping[str, Any], results: Sequence[Result], m
             f"{left[0]}{more} would stay quantised without the quantization_config of config.json that says how: {mend}"
         )
     return edited
-
-
-def _without(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in config.items() if k not in ("quantization_config", "compression_config", "expert_dtype")}
 
 
 def _is_packed(tensor: TensorSpec) -> bool:
@@ -219,7 +205,7 @@ def _of_one(unit: UnitSpec, parameters: Mapping[str, TensorSpec]) -> dict[str, T
 
 def _weight_spec(unit: UnitSpec, parameters: Mapping[str, TensorSpec], stored: Stored) -> TensorSpec:
     """The BF16 tensor: ``x.weight_packed`` becomes ``x.weight``, ``gate_up_proj_blocks`` becomes ``gate_up_proj``."""
-    carrier = next(p for p in ("weight", "weight_packed", "qweight", "blocks") if p in parameters)
+    carrier = next(p for p in CARRIERS if p in parameters)
     tensor = parameters[carrier]
     name = tensor.name
     if name.endswith("." + carrier):

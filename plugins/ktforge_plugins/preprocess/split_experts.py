@@ -12,8 +12,8 @@ from pydantic import PrivateAttr
 from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
 from ktforge.architectures import gate_up_of
 from ktforge.modelconfig import ModelConfig, read_model_config
+from ktforge.quantization import quantization_config
 from ktforge.stages import PlanKey, alike
-from ktforge_plugins.preprocess.number_format import quantization_config
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -44,6 +44,7 @@ class SplitExperts(Preprocessor):
 
     name: ClassVar[str] = "split-experts"
     rowwise: ClassVar[bool] = True
+    experts_only: ClassVar[bool] = True
     gate_up: Literal["auto", "halves", "interleaved"] = "auto"
     order: Literal["auto", "out-in", "in-out"] = "auto"
 

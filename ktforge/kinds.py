@@ -1,0 +1,104 @@
+"""What many pipelines would make of one checkpoint, each asked about one unit of every kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ktforge.dense import check_dense
+from ktforge.errors import CheckpointError, Problems, Unsupported
+from ktforge.grouping import Grouping
+from ktforge.mtp import check_extra
+from ktforge.pipeline import Pipeline
+from ktforge.registry import blame
+from ktforge.rules import Targets
+from ktforge.source import Source
+from ktforge.tensors import UnitSpec
+from ktforge.unitplan import PlannedUnit, later_refusals, plan_unit
+
+_NUMBER = re.compile(r"\d+")
+
+
+#: A unit that stands for others, and how many they are.
+Kind = tuple[UnitSpec, int]
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """One unit for all that store the same things in the same shapes under names that differ in numbers alone, and how
+    many they are: a checkpoint has 20,000 experts of one kind, and what can be made of one can be made of all.
+
+    ``units`` are the model's own, ``extra`` the multi-token-prediction layers', ``gaps`` what these lack.
+    """
+
+    source: Source
+    units: tuple[Kind, ...]
+    extra: tuple[Kind, ...]
+    gaps: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source, grouping: Grouping) -> Kinds:
+        """The kinds of a source's units."""
+        extra = Grouping(extra=grouping.extra)
+        check_extra(extra, source.model, source.config)
+        own = kinds_of([*grouping.others, *grouping.experts])
+        return cls(source, own, kinds_of(grouping.extra), extra.problems.lines())
+
+    def refusals(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """Why ``pipeline`` cannot be run on this source, in the words of its plan; empty if it can."""
+        try:
+            check_dense(pipeline, self.source.model)
+        except CheckpointError as refusal:
+            return refusal.problems
+        if pipeline.keeps_mtp:
+            return (*self.gaps, *self._refusals(pipeline, (*self.units, *self.extra)))
+        return self._refusals(pipeline, self.units)
+
+    def unreadable(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """The same of the model's own units, whether or not there are experts for it."""
+        return self._refusals(pipeline, self.units)
+
+    def _refusals(self, pipeline: Pipeline, kinds: Sequence[Kind]) -> tuple[str, ...]:
+        problems = Problems()
+        bound = pipeline.bound(self.source.config)
+        results = [r for unit in self._planned(bound, kinds, problems) for made in unit.results for r in made]
+        if bound.layout is not None:
+            with blame(bound.layout, "the output"):
+                problems.extend(bound.layout.check(results))
+        edited: Mapping[str, Any] = self.source.config
+        for stage in bound.stages() if not problems.lines() else ():
+            try:
+                with blame(stage, "config.json"):
+                    edited = stage.edit_config(edited, results)
+            except Unsupported as refusal:
+                problems.extend(refusal.problems)
+        return problems.lines()
+
+    def changed_by(self, pipeline: Pipeline) -> bool:
+        """Whether the pipeline's preprocessors make something else of any unit."""
+        planned = self._planned(pipeline.bound(self.source.config), self.units, Problems())
+        return any(unit.steps and unit.steps[-1] != (unit.source,) for unit in planned)
+
+    def _planned(self, bound: Pipeline, kinds: Sequence[Kind], problems: Problems) -> list[PlannedUnit]:
+        planned = []
+        targets = Targets(bound.quantize, bound.rules, dense=self.source.model.experts == 0)
+        for unit, count in kinds:
+            try:
+                planned.append(plan_unit(bound, unit, self.source.model, targets))
+            except Unsupported as refusal:
+                for problem in (*refusal.problems, *later_refusals(bound, unit, self.source.model, targets)):
+                    for _ in range(count):  # that it says how many they are
+                        problems.add(unit.shorten(problem), unit.name)
+        return planned
+
+
+def kinds_of(units: Iterable[UnitSpec]) -> tuple[Kind, ...]:
+    """The first unit of each kind, in their order, and how many there are."""
+    found: dict[object, list[UnitSpec]] = {}
+    for unit in units:
+        stored = ((r, t.dtype.num, t.shape) for r, t in unit.tensors.items())
+        kind = (_NUMBER.sub("#", unit.name), unit.is_expert, unit.fused, *stored)
+        found.setdefault(kind, []).append(unit)
+    return tuple((same[0], len(same)) for same in found.values())
