@@ -174,7 +174,9 @@ def test_a_dense_model_becomes_bf16_by_its_formats_own_preprocessor(form, stage)
 def test_a_preprocessor_of_another_format_is_refused():
     plan, _ = dense("gptq", preprocess=[Fp8()])
     (problem,) = plan.problems
-    assert problem.endswith("config.json that says how: add the preprocessor of its format, or moe-to-bf16 for a MoE model")
+    assert problem.endswith(
+        "config.json that says how: add the preprocessor of its format, or moe-to-bf16 for a MoE model"
+    )
     assert dense("gptq", preprocess=[Fp8(), Gptq()])[0].problems == ()
 
 
