@@ -16,7 +16,7 @@ import numpy as np
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl
 from ktforge.tensors import DTYPES
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
+from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 I16, I32 = DTYPES["I16"], DTYPES["I32"]
 PARAMETERS = ("qweight", "qzeros", "scales")
@@ -78,7 +78,7 @@ class Awq(NumberFormat):
             return
         missing = [p for p in PARAMETERS if p not in parameters]
         if missing:
-            yield f"{qweight.name} is packed, but {' and '.join(missing)} are missing from the checkpoint"
+            yield f"{qweight.name} is packed, but {' and '.join(missing)} are missing from the checkpoint: {DOWNLOAD}"
             return
         scale, zeros = parameters["scales"], parameters["qzeros"]
         scales.check_dtype(scale, scales.FLOATS)
