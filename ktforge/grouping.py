@@ -10,7 +10,7 @@ from functools import lru_cache
 from ktforge.architectures import Architecture, architectures
 from ktforge.checkpoint import is_mtp_file
 from ktforge.errors import CheckpointError, Problems, UnknownExperts
-from ktforge.modelconfig import ModelConfig
+from ktforge.modelconfig import COUNT_LIMIT, ModelConfig
 from ktforge.tensors import BF16, TensorSpec, UnitSpec, dtype_name
 
 PROJECTIONS = ("gate", "up", "down")
@@ -180,8 +180,8 @@ def _missing(roles: tuple[str, ...], fused: bool) -> tuple[str, ...]:
 
 
 def _fused_experts(unit: UnitSpec) -> range:
-    """The experts that the first axis of all tensors of a fused unit counts."""
-    return range(min((t.shape[0] for t in unit.tensors.values() if t.shape), default=0))
+    """The experts that the first axis of all tensors of a fused unit counts; an empty one may claim any number."""
+    return range(min((COUNT_LIMIT, *(t.shape[0] for t in unit.tensors.values() if t.shape))))
 
 
 def expert_list(numbers: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ktforge.grouping import PROJECTIONS, Grouping, canonical, expert_list
-from ktforge.modelconfig import NESTED, ModelConfig
+from ktforge.modelconfig import COUNT_LIMIT, NESTED, ModelConfig
 from ktforge.tensors import UnitSpec
 
 #: Fields that count these layers: DeepSeek's, GLM's, Step's and MiMo's; Qwen's; MiniMax's; and that of transformers 5.
@@ -44,7 +44,8 @@ def without_extra(config: Mapping[str, Any], model: ModelConfig) -> Mapping[str,
 
 
 def _count(level: Mapping[str, Any]) -> int:
-    return max((level[k] for k in COUNTS if type(level.get(k)) is int), default=0)
+    """How many of these layers config.json speaks of; a number that no model has is none."""
+    return max((n for k in COUNTS if type(n := level.get(k)) is int and n <= COUNT_LIMIT), default=0)
 
 
 def _experts_missing(units: Iterable[UnitSpec], model: ModelConfig) -> Iterable[str]:
@@ -84,7 +85,8 @@ def _parts_missing(grouping: Grouping, model: ModelConfig, config: Mapping[str, 
             beyond.setdefault(unit.layer, set()).update(_parts([unit]))
     if not beyond:
         return
-    counted = max(_count(level) for level in (config, *(v for k, v in config.items() if k in NESTED and v)))
+    nested = (v for k, v in config.items() if k in NESTED and isinstance(v, Mapping))
+    counted = max(_count(level) for level in (config, *nested))
     absent = sorted(set(range(model.layers, model.layers + counted)) - beyond.keys())
     if absent:
         yield (

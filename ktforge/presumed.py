@@ -8,7 +8,7 @@ from typing import Any
 from ktforge.architectures import architectures
 from ktforge.errors import CheckpointError
 from ktforge.grouping import canonical, group
-from ktforge.modelconfig import EXPERT_COUNT, NESTED, ModelConfig, read_model_config
+from ktforge.modelconfig import COUNT_LIMIT, EXPERT_COUNT, NESTED, ModelConfig, read_model_config
 from ktforge.tensors import TensorSpec
 
 
@@ -18,7 +18,7 @@ def tensor_problems(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) ->
     found = _experts(tensors)
     if not found:
         return ()
-    highest = max(found.values())
+    highest = min(max(found.values()), COUNT_LIMIT)
     layers = 1 + max(found)
     presumed, announced = _completed(config, layers, highest)
     try:

@@ -229,7 +229,7 @@ def test_everything_wrong_with_the_tensors_comes_at_once(tmp_path):
         f"{stem.format(0, 1)}: has no up projection",
         "layer 0: expert 4 missing; config.json announces 5",
         "layer 1: expert 4 missing; config.json announces 5",
-        f"{stem.format(1, 0)} (and 2 more): {missing} from the checkpoint",
+        f"{stem.format(1, 0)} (and 2 more): {missing} from the checkpoint: download it again",
         f"{stem.format(0, 2)}: {odd} (config.json) of down_proj.weight [256, 512]",
         f"{stem.format(0, 3)}: {small}",
     }

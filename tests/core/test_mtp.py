@@ -109,3 +109,7 @@ def test_config_json_counts_no_layer_that_was_left_out(field, layout):
 def test_config_json_is_left_alone_where_no_such_layer_was():
     config = {"num_nextn_predict_layers": 1, "layer_types": ["full", "full", "mtp"]}
     assert json.loads(plan({}, "omit", **config).config_json) == checkpoints.config(**config)
+
+
+def test_a_number_that_no_model_has_is_none():
+    assert plan(heads(), num_nextn_predict_layers=10**15, text_config=[1]).problems == ()

@@ -79,3 +79,13 @@ def test_a_layout_says_all_that_does_not_fit():
     model = checkpoints.config(hidden_size=200)
     hidden, count = problems(data, model, quantize=Int4(), layout=KtAmx(threadpool_count=3))
     assert "hidden size 200 is not a multiple of 128" in hidden and f"does not split expert size {size}" in count
+
+
+@pytest.mark.parametrize("experts", [None, 4])
+def test_an_empty_tensor_may_claim_any_number_of_experts(experts):
+    data = {
+        f"model.layers.{layer}.mlp.experts.{p}": np.zeros((10**15, 0, 8), checkpoints.BF16)
+        for layer in (0, 1) for p in ("gate_up_proj", "down_proj")
+    }  # fmt: skip
+    found = problems(data, checkpoints.config(num_experts=experts), preprocess=[SplitExperts()])
+    assert any("has experts 4, 5, 6, 7, 8 and" in p or "config.json has no num_experts" in p for p in found)

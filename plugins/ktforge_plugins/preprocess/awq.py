@@ -17,7 +17,7 @@ from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
+from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 I16, I32 = DTYPES["I16"], DTYPES["I32"]
 PARAMETERS = ("qweight", "qzeros", "scales")
@@ -82,7 +82,7 @@ class Awq(NumberFormat):
             return
         missing = [p for p in PARAMETERS if p not in parameters]
         if missing:
-            yield f"{qweight.name} is packed, but {' and '.join(missing)} are missing from the checkpoint"
+            yield f"{qweight.name} is packed, but {' and '.join(missing)} are missing from the checkpoint: {DOWNLOAD}"
             return
         scale, zeros = parameters["scales"], parameters["qzeros"]
         scales.check_dtype(scale, scales.FLOATS)

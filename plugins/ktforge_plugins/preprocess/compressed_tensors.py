@@ -20,9 +20,11 @@ from ktforge.grouping import canonical
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, dtype_name
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
+from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 I8, I32 = DTYPES["I8"], DTYPES["I32"]
+#: What to do about tensors that config.json does not fit.
+CONFIG = "get the config.json that belongs to it"
 ZERO, GROUPS, SHAPE = "weight_zero_point", "weight_g_idx", "weight_shape"
 
 
@@ -96,7 +98,9 @@ class CompressedTensorsFormat(NumberFormat):
         if scale is None:
             if packed is None:
                 return None
-            raise Unsupported(f"{codes.name} is packed, but its weight_scale is missing from the checkpoint")
+            raise Unsupported(
+                f"{codes.name} is packed, but its weight_scale is missing from the checkpoint: {DOWNLOAD}"
+            )
         if len(codes.shape) != 2:
             raise Unsupported(f"{codes} is packed but no matrix")
         scheme = self._scheme(codes.name)
@@ -164,12 +168,14 @@ class CompressedTensorsFormat(NumberFormat):
         """The scheme of the config group that ``tensor`` belongs to. Raises Unsupported if there is none."""
         module = tensor.rpartition(".")[0]
         if self._ignored.name(module):
-            raise Unsupported(f"{tensor} is quantised, but config.json lists {module} under ignore")
+            raise Unsupported(f"{tensor} is quantised, but config.json lists {module} under ignore: {CONFIG}")
         by_name = (weights for targets, weights in self._groups if targets.name(module))
         by_class = (weights for targets, weights in self._groups if targets.classes)
         for weights in (*by_name, *by_class):
             return _scheme_of(weights, tensor)
-        raise Unsupported(f"{tensor} is quantised, but no quantization_config.config_groups of config.json is for it")
+        raise Unsupported(
+            f"{tensor} is quantised, but no quantization_config.config_groups of config.json is for it: {CONFIG}"
+        )
 
 
 def _scheme_of(weights: Any, tensor: str) -> Scheme:
@@ -177,7 +183,9 @@ def _scheme_of(weights: Any, tensor: str) -> Scheme:
         raise Unsupported(f"{tensor}: its group in quantization_config says nothing about weights")
     bits, kind, group = (weights.get(k) for k in ("num_bits", "type", "group_size"))
     if kind != "int" or bits not in (2, 4, 8):
-        raise Unsupported(f"{tensor}: config.json says {kind} of {bits} bits; integers of 2, 4 or 8 bits are read")
+        raise Unsupported(
+            f"{tensor}: config.json says {kind} of {bits} bits; integers of 2, 4 or 8 bits are read: get a copy in one"
+        )
     grouped = weights.get("strategy") == "group" or (weights.get("strategy") is None and group)
     if grouped and not (type(group) is int and group > 0):
         raise Unsupported(f"{tensor}: config.json says groups of {group!r} columns")
@@ -214,7 +222,7 @@ def _problems(
         yield f"{scale} does not fit {what} (config.json) over {list(shape)}"
     zero = parameters.get(ZERO)
     if zero is None and not scheme.symmetric:
-        yield f"{codes.name} is asymmetric by config.json, but its {ZERO} is missing from the checkpoint"
+        yield f"{codes.name} is asymmetric by config.json, but its {ZERO} is missing from the checkpoint: {DOWNLOAD}"
     if zero is not None:
         packed = (-(-rows * scheme.bits // 32), groups)
         if zero.dtype not in (I8, I32) or zero.shape != (packed if zero.dtype == I32 else scale.shape):

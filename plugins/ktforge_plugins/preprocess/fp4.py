@@ -14,7 +14,7 @@ from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, F8_E4M3
 from ktforge_plugins.preprocess import scales
-from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
+from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 #: Two E2M1 numbers a byte, the lower half first.
 BYTES = (DTYPES["U8"], DTYPES["I8"])
@@ -86,7 +86,7 @@ class Fp4(NumberFormat):
 def _stored_blocks(parameters: Mapping[str, TensorSpec]) -> Stored:
     blocks, scale = parameters["blocks"], parameters.get("scales")
     if scale is None:
-        raise Unsupported(f"{blocks.name} is packed, but its scales are missing from the checkpoint")
+        raise Unsupported(f"{blocks.name} is packed, but its scales are missing from the checkpoint: {DOWNLOAD}")
     if blocks.dtype not in BYTES or len(blocks.shape) != 3 or blocks.shape[2] != BLOCK:
         raise Unsupported(f"{blocks} is not bytes in blocks of {BLOCK}")
     scales.check_dtype(scale, scales.EXPONENTS)
@@ -104,7 +104,7 @@ def _whole_scale(codes: TensorSpec, parameters: Mapping[str, TensorSpec]) -> str
             if scale.dtype != F32 or scale.shape not in ((), (1,), (1, 1)):
                 raise Unsupported(f"{scale} must be one F32 number")
             return name
-    raise Unsupported(f"{codes.name} is NVFP4, but its weight_global_scale or weight_scale_2 is missing")
+    raise Unsupported(f"{codes.name} is NVFP4, but its weight_global_scale or weight_scale_2 is missing: {DOWNLOAD}")
 
 
 @hookimpl

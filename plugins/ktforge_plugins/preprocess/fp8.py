@@ -12,7 +12,7 @@ from ktforge.lazy import Pending
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, F8_E4M3
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
+from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 F8_E5M2 = DTYPES["F8_E5M2"]
 
@@ -37,7 +37,9 @@ class Fp8(NumberFormat):
         found = scales.scale_of(parameters)
         if found is None:
             names = ", ".join(scales.NAMES)
-            raise Unsupported(f"{weight.name} is FP8, but its scale ({names}) is missing from the checkpoint")
+            raise Unsupported(
+                f"{weight.name} is FP8, but its scale ({names}) is missing from the checkpoint: {DOWNLOAD}"
+            )
         if len(weight.shape) != 2:
             raise Unsupported(f"{weight} is FP8 but no matrix")
         scales.check_dtype(found[1], (*scales.FLOATS, *scales.EXPONENTS))

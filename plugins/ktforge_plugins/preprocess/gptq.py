@@ -16,7 +16,7 @@ from ktforge import CheckpointError, Preprocessor, TensorSpec, Unsupported, hook
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import NumberFormat, Stored
+from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 I32 = DTYPES["I32"]
 PARAMETERS = ("qweight", "qzeros", "scales")
@@ -92,7 +92,7 @@ class Gptq(NumberFormat):
             return
         missing = [p for p in PARAMETERS if p not in parameters]
         if missing:
-            yield f"{qweight.name} is packed, but {' and '.join(missing)} are missing from the checkpoint"
+            yield f"{qweight.name} is packed, but {' and '.join(missing)} are missing from the checkpoint: {DOWNLOAD}"
             return
         rows = qweight.shape[1]
         scale, zeros, order = parameters["scales"], parameters["qzeros"], parameters.get("g_idx")

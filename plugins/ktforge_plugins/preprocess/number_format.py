@@ -22,6 +22,8 @@ ACTIVATION = frozenset(
     ["input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act"]
 )
 
+#: What to do about a tensor that is not there.
+DOWNLOAD = "download it again"
 #: dtypes of quantised weights.
 PACKED = frozenset(DTYPES[d] for d in ("I8", "U8", "I16", "U16", "I32", "U32", "F8_E4M3", "F8_E5M2", "F8_E8M0"))
 #: The parameters that hold the numbers themselves, in any format.
