@@ -64,6 +64,11 @@ class Pipeline(BaseModel):
         yield from (s for s in (self.quantize, self.layout) if s is not None)
         yield self.writer
 
+    def all_stages(self) -> Iterator[Stage]:
+        """The stages, those that only rules name among them."""
+        yield from self.stages()
+        yield from (rule.quantizer for rule in self.rules if rule.quantizer is not None)
+
     def bound(self, config: Mapping[str, Any]) -> Pipeline:
         """This pipeline with every stage told what the source's config.json says."""
         return self.model_copy(

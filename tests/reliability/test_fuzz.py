@@ -80,4 +80,4 @@ def test_a_journal_that_is_cut_off_costs_only_work(small, tmp_path, data):
 @pytest.mark.parametrize("target", ["safetensors", "config", "index", "pipeline", "journal"])
 def test_every_fuzz_target_has_a_corpus(target):
     assert len(list((ROOT / "fuzz" / "corpus" / target).iterdir())) >= 2
-    assert f"def {target}(data: bytes)" in (ROOT / "fuzz" / "fuzz.py").read_text()
+    assert f"def {target}(folder: Path, data: bytes)" in (ROOT / "fuzz" / "fuzz.py").read_text()

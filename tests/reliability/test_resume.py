@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import importlib
 import json
 import os
 import signal
@@ -20,14 +21,17 @@ from ktforge import (
     PlanError,
     PluginError,
     Registry,
+    Rule,
     hookimpl,
     lock,
     native,
     output,
+    provenance,
     sourcewatch,
 )
 from ktforge.checkpoint import UNFINISHED
 from ktforge.cli import main
+from ktforge.provenance import unversioned
 
 
 @pytest.fixture
@@ -103,7 +107,11 @@ def other_config(copy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (touched, "^model-00002-of-00002.safetensors has changed: it was modified since\n"),
+        (
+            touched,
+            "^model-00002-of-00002.safetensors may have changed: "
+            "its modification time is another, with the same size and header\n",
+        ),
         (other_header, "^model-00002-of-00002.safetensors has changed: its header is another\n"),
         (other_config, "^config.json has changed\n"),
     ],
@@ -127,6 +135,59 @@ def test_another_pipeline_is_refused(copy, out):
         other.model_copy(update={"quantize": Int8()}).run()
     with pytest.raises(OutputError, match=r"pipeline has changed: layout.threadpool_count was 1, and is 2"):
         other.model_copy(update={"layout": KtAmx(threadpool_count=2)}).run()
+
+
+PLUGIN = """\
+from ktforge import hookimpl
+from ktforge_plugins import KtAmx
+
+class Mine(KtAmx):
+    name = "mine"
+
+@hookimpl
+def ktforge_layouts():
+    return [Mine]
+"""
+
+
+def test_another_plugin_is_refused(copy, out, tmp_path, monkeypatch, capsys):
+    """A file has no version, so its content counts; where it lies does not."""
+    plugin, file = tmp_path / "mine.py", tmp_path / "pipeline.yaml"
+    plugin.write_text(PLUGIN)
+    file.write_text(
+        f"loader: {{use: safetensors, path: {copy}}}\nquantize: {{use: int4}}\n"
+        f"layout: {{use: mine, threadpool_count: 1}}\nwriter: {{use: safetensors, path: {out}}}\n"
+    )
+    with monkeypatch.context() as patch:
+        fill_up(patch, 20)
+        run_main(patch, capsys, "run", str(file), "--plugin", str(plugin))
+    assert output.is_unfinished(out)
+    plugin.write_text(PLUGIN + "# mended\n")
+    said = run_main(monkeypatch, capsys, "run", str(file), "--plugin", str(plugin))
+    assert "error: the code of mine.py has changed\n" in said and "start over with --restart\n" in said
+    (tmp_path / "moved").mkdir()
+    plugin.rename(tmp_path / "moved" / "mine.py").write_text(PLUGIN)
+    run_main(monkeypatch, capsys, "run", str(file), "--plugin", str(tmp_path / "moved" / "mine.py"), status=0)
+
+
+def test_what_counts_as_code(tmp_path, monkeypatch):
+    """A package that is not installed counts with all its modules, and so does the quantizer of a rule."""
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "core.py").write_text("STEP = 1\n")
+    (package / "stage.py").write_text("from ktforge_plugins import Int8\nclass Mine(Int8):\n    name = 'mine'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("my_package.stage").Mine()
+    plain = pipeline(tmp_path, SafetensorsWriter(path=tmp_path / "out"))
+    with_rule = plain.model_copy(update={"rules": (Rule(match="*", quantizer=mine),)})
+    assert "my_package" not in unversioned(plain)
+    before = unversioned(with_rule)["my_package"]
+    (package / "core.py").write_text("STEP = 2\n")
+    assert unversioned(with_rule)["my_package"] != before
+    monkeypatch.setattr(provenance, "_is_editable", lambda distribution: False)
+    assert unversioned(plain) == {}, "an installed version stands for its code"
+    assert unversioned(with_rule).keys() == {"my_package"}
 
 
 def test_a_moved_checkpoint_is_the_same(copy, out, tmp_path):
@@ -159,16 +220,18 @@ def test_a_file_that_is_not_whole_is_not_trusted(copy, out, damage, what):
         convert(copy, out, Disk())
 
 
-def test_an_error_leaves_what_was_made(copy, out):
-    class Breaks(KtAmx):
-        def pack(self, unit, buffers):
-            if unit.spec.unit.name.endswith(".4"):
-                raise IndexError("oops")
-            super().pack(unit, buffers)
+def test_an_error_leaves_what_was_made(copy, out, monkeypatch):
+    def breaks(self, unit, buffers):
+        if unit.spec.unit.name.endswith(".4"):
+            raise IndexError("oops")
+        pack(self, unit, buffers)
 
-    broken = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Breaks(threadpool_count=1)})
-    with pytest.raises(PluginError, match=r"^plugin kt-amx .* failed on model.layers.0.mlp.experts.4: IndexError"):
-        broken.run(workers=1)
+    pack = KtAmx.pack
+    with monkeypatch.context() as patch:
+        patch.setattr(KtAmx, "pack", breaks)
+        patch.setattr(KtAmx, "fused", lambda *_: None)
+        with pytest.raises(PluginError, match=r"^plugin kt-amx .* failed on model.layers.0.mlp.experts.4: IndexError"):
+            pipeline(copy, SafetensorsWriter(path=out)).run(workers=1)
     seen = Seen()
     pipeline(copy, SafetensorsWriter(path=out)).run(registry=Registry(seen))
     assert len(seen.resumed) == 5
@@ -362,17 +425,18 @@ def test_ctrl_c(copy, out, twice):
     assert ("going on: " in done.stderr) or twice
 
 
-def run_main(monkeypatch, capsys, *words):
-    """What the command says on stderr when it fails."""
+def run_main(monkeypatch, capsys, *words, status=1):
+    """What the command says on stderr."""
     monkeypatch.setattr(sys, "argv", ["ktforge", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == status
     return capsys.readouterr().err
 
 
-def test_a_full_disk_says_that_the_output_can_go_on(copy, out, monkeypatch, capsys):
-    left, write = iter(range(20)), os.pwrite
+def fill_up(monkeypatch, writes):
+    """The disk has room for so many writes."""
+    left, write = iter(range(writes)), os.pwrite
 
     def filling_up(*arguments):
         if next(left, None) is None:
@@ -380,6 +444,10 @@ def test_a_full_disk_says_that_the_output_can_go_on(copy, out, monkeypatch, caps
         return write(*arguments)
 
     monkeypatch.setattr(os, "pwrite", filling_up)
+
+
+def test_a_full_disk_says_that_the_output_can_go_on(copy, out, monkeypatch, capsys):
+    fill_up(monkeypatch, 20)
     said = run_main(monkeypatch, capsys, "convert", *command(copy, out)[4:])
     assert "No space left on device" in said
     assert f"{out} is unfinished: the same command goes on where it stopped" in said
