@@ -24,10 +24,8 @@ from ktforge import (
     Rule,
     hookimpl,
     lock,
-    native,
     output,
     provenance,
-    sourcewatch,
 )
 from ktforge.checkpoint import UNFINISHED
 from ktforge.cli import main
@@ -325,66 +323,6 @@ def test_without_locks_in_the_file_system_the_process_number_counts(tiny, out, m
     child.wait()
     held.write_text(json.dumps({**lock._here(), "pid": child.pid}))
     convert(tiny, out, Disk())
-
-
-# The source
-
-
-def test_a_source_that_is_cut_short_while_it_is_read_is_an_error(copy, out):
-    """The mapped pages are gone: without care, the process would die of SIGBUS."""
-
-    class Cuts(KtAmx):
-        def pack(self, unit, buffers):
-            super().pack(unit, buffers)
-            for path in copy.glob("*.safetensors"):
-                os.truncate(path, 100_000)
-
-    cutting = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Cuts(threadpool_count=1)})
-    with pytest.raises(CheckpointError, match=r"changed while it was read: it had .* bytes, and has 100,000"):
-        cutting.run(workers=2)
-    assert output.is_unfinished(out)
-
-
-def test_a_page_that_is_gone_reads_as_zeros_and_is_counted(tmp_path):
-    import mmap
-
-    import numpy as np
-
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 5 * mmap.PAGESIZE)
-    before = native.lost_pages()
-    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        os.truncate(path, 2 * mmap.PAGESIZE)
-        with native.lost_pages_caught(), native.lost_pages_caught():
-            view = np.frombuffer(mapped, np.uint8)
-            assert int(view.sum()) == ord("x") * 2 * mmap.PAGESIZE
-            del view
-    assert native.lost_pages() - before == 3
-
-
-def test_a_page_that_is_gone_ends_the_process_elsewhere(tmp_path):
-    import mmap
-
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 2 * mmap.PAGESIZE)
-
-    def read():
-        signal.signal(signal.SIGBUS, signal.SIG_DFL)
-        with native.lost_pages_caught():
-            pass
-        with path.open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        os.truncate(path, 0)
-        mapped[0]
-
-    assert run_in_child(read) == -signal.SIGBUS
-
-
-def test_a_page_that_cannot_be_read_is_an_error(copy, out, monkeypatch):
-    lost = iter([0, 0, 0, 3, 3, 3])
-    monkeypatch.setattr(sourcewatch.native, "lost_pages", lambda: next(lost))
-    with pytest.raises(CheckpointError, match="a part of its file cannot be read: look at the disk's health"):
-        pipeline(copy, SafetensorsWriter(path=out)).run(workers=1)
 
 
 # The command
