@@ -53,4 +53,4 @@ def main() -> None:
 
 def _printable(text: str) -> str:
     """Names come from strangers' files: what would steer a terminal is spelled out."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -31,6 +31,10 @@ CONFIG = {"hidden_size": 8, "num_hidden_layers": 1, "num_experts": 2, "moe_inter
 
 
 def safetensors(folder: Path, data: bytes) -> None:
+    """Input that begins with a brace is a header and, behind a NUL, data; a length that fits is found by no fuzzer."""
+    if data.startswith(b"{"):
+        header, _, rest = data.partition(b"\0")
+        data = len(header).to_bytes(8, "little") + header + rest
     (folder / "model.safetensors").write_bytes(data)
     specs = list(SafetensorsLoader(path=folder).scan())
     check_specs(specs)

@@ -122,7 +122,7 @@ def test_other_errors_are_the_disks(copy):
     sink = WatchedSink(Fails(errno.ENOSPC), SourceWatch([]), unit)
     with pytest.raises(OSError, match="No space"):
         sink.write(None, None)
-    with pytest.raises(CheckpointError, match="^unit: a part of its file cannot be read: look at the disk's health"):
+    with pytest.raises(CheckpointError, match=r"^unit: a part of its file cannot be read: look at the disk's health"):
         WatchedSink(Fails(errno.EFAULT), SourceWatch([]), unit).write(None, None)
 
 
