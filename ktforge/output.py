@@ -170,6 +170,8 @@ def _failure(folder: Path, error: OSError) -> str:
     sentence = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{sentence}: make room, then run the same command again"
+    if error.errno == errno.EFBIG:  # such as 4 GB on FAT
+        return f"{sentence}: write smaller shards (max_shard_size), or to a file system that holds larger files"
     return sentence
 
 
