@@ -5,7 +5,6 @@ import fcntl
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -331,36 +330,6 @@ def test_without_locks_in_the_file_system_the_process_number_counts(tiny, out, m
 def command(source, out, *more):
     options = ["--input-path", source, "--output", out, "--quant-method", "int4", "--threadpool-count", "1"]
     return [sys.executable, "-m", "ktforge", "convert", *map(str, options), *more]
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_ctrl_c(copy, out, twice):
-    """A FIFO in the place of a side file would do as well; here a slow observer keeps the units in flight."""
-    slow = (
-        "import sys, time; from ktforge.cli import main; import ktforge.execute as e; run = e._run_unit\n"
-        "def slow(*a):\n run(*a)\n print('unit', flush=True)\n time.sleep(1.5 if TWICE else 0.3)\n"
-        "e._run_unit = slow; e.default_workers = lambda: 1; sys.argv[0] = 'ktforge'; main()"
-    ).replace("TWICE", str(twice))
-    arguments = command(copy, out)[3:]
-    child = subprocess.Popen(
-        [sys.executable, "-c", slow, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "unit\n"
-    child.send_signal(signal.SIGINT)
-    if twice:
-        while "Ctrl-C again" not in child.stderr.readline():
-            pass
-        child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == 130
-    if twice:
-        assert "stopped: the same command goes on where this one was" in said
-    else:
-        assert "finishing the units in flight; Ctrl-C again to stop at once" in said
-        assert f"{out} is unfinished: the same command goes on where it stopped" in said
-    done = subprocess.run(command(copy, out), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert ("going on: " in done.stderr) or twice
 
 
 def run_main(monkeypatch, capsys, *words, status=1):
