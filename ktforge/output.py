@@ -23,7 +23,7 @@ from ktforge.checkpoint import UNFINISHED
 from ktforge.errors import OutputError, PluginError
 from ktforge.journal import JOURNAL, Journal, check_unchanged, fingerprint
 from ktforge.lock import locked
-from ktforge.publish import discard, publish, published, stage_documents, staged
+from ktforge.publish import discard, nested_weights, publish, published, stage_documents, staged
 from ktforge.tensors import FileSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def open_folder(
                 if not journal.staged:
                     stage_documents(staging, plan, documents)
                     journal.add_staged()
-                publish(folder, staging, paths)
+                publish(folder, staging, paths, overwrite=overwrite or journal.overwrite)
             finally:
                 sink.close()
                 journal.close()
@@ -111,15 +111,19 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
     goes_on = bool(journal.fingerprint) and not restart
     if goes_on:
         check_unchanged(folder, journal.fingerprint, now)
-    allowed = overwrite or (goes_on and (journal.overwrite or journal.staged)) or (folder / UNFINISHED).exists()
+    marked = (folder / UNFINISHED).exists()
+    allowed = overwrite or (goes_on and (journal.overwrite or journal.staged)) or marked
+    problems = nested_weights(folder)
     if not allowed and any(p.name != PARTIAL for p in folder.iterdir()):
+        problems = [f"{folder} is not empty: choose another folder, or say --overwrite"]
+    if problems:
         if not journal.fingerprint:
             discard(folder, staging)
-        raise OutputError(f"{folder} is not empty: choose another folder, or say --overwrite")
+        raise OutputError(*problems)
     if not goes_on:
         discard(folder, staging)
         journal = Journal(staging / JOURNAL)
-        journal.begin(now, overwrite=overwrite)
+        journal.begin(now, overwrite=overwrite or marked)
     return journal
 
 
