@@ -168,9 +168,13 @@ def _layout(inner: Loader, source: Path, registry: Registry) -> Layout:
             continue
         try:
             candidate = entry.cls()
-            if any(True for _ in candidate.find(tensors, inner.config(), inner.read)):
-                return candidate
-        except (Unsupported, ValueError):  # it cannot be read back, or needs options that only a manifest would tell
+        except ValueError:  # it needs options that only a manifest would tell
+            continue
+        try:
+            with blame(candidate, "the packed tensors"):
+                if any(True for _ in candidate.find(tensors, inner.config(), inner.read)):
+                    return candidate
+        except Unsupported:  # it cannot be read back
             continue
         except KtforgeError:
             return candidate  # its own, and broken: the scan says what is wrong
