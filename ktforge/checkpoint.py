@@ -49,6 +49,8 @@ PARTIAL = ".ktforge-partial"
 #: A config or index larger than this is no config or index.
 CONFIG_LIMIT = 10 * 1000 * 1000
 JSON_LIMIT = 100 * 1000 * 1000
+#: Files of an index; the largest models have a few hundred.
+FILE_LIMIT = 10_000
 #: A second copy of the weights under the publisher's own names, beside the shards of Hugging Face.
 DUPLICATE = "consolidated"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
@@ -154,7 +156,10 @@ class CheckpointFolder:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not set(map(type, weight_map.values())) <= {str}:
             raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
-        for name in set(weight_map.values()):
+        names = set(weight_map.values())
+        if len(names) > FILE_LIMIT:
+            raise CheckpointError(f"{index} names {len(names):,} files: too many to be the index of a checkpoint")
+        for name in names:
             if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
                 raise CheckpointError(f"{index} points outside its folder, to {name[:200]!r}")
         return weight_map

@@ -25,6 +25,8 @@ _REQUIRED = ("loader", "writer")
 #: A pipeline file larger (in bytes) or deeper than this is something else.
 SIZE_LIMIT = 100_000
 DEPTH_LIMIT = 20
+#: With more mistakes than this, the first ones are told.
+PROBLEM_LIMIT = 20
 
 
 def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> Pipeline:
@@ -33,9 +35,11 @@ def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> P
     Paths may begin with ``~`` for a home directory. Raises ConfigError with every mistake at once.
     """
     try:
-        if path.stat().st_size > SIZE_LIMIT:
+        with path.open("rb") as opened:
+            content = opened.read(SIZE_LIMIT + 1)  # the size of a pipe or device is not known before
+        if len(content) > SIZE_LIMIT:
             raise ConfigError(f"{path} has over {SIZE_LIMIT:,} bytes: it is no pipeline file")
-        data = _parse(path.read_text("utf-8"), str(path))
+        data = _parse(content.decode("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}") from error
@@ -70,6 +74,8 @@ def _parse(text: str, source: str) -> Any:
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
             if getattr(event, "anchor", None):
                 raise ConfigError(f"{source}: anchors and aliases (& and *) are not used in pipeline files")
+            if getattr(event, "tag", None):
+                raise ConfigError(f"{source}: tags ({str(event.tag)[:80]}) are not used in pipeline files")
             if depth > DEPTH_LIMIT:
                 raise ConfigError(f"{source}: nested more than {DEPTH_LIMIT} deep: it is no pipeline file")
         return yaml.load(text)
@@ -221,7 +227,7 @@ class _Builder:
 
     def _problem(self, path: tuple[Key, ...], message: str) -> None:
         line = self._line(path)
-        dotted = ".".join(map(str, path))
+        dotted = ".".join(map(str, path))[:200]
         self.problems.append(f"{self.source}{f':{line}' if line else ''}: {f'{dotted}: ' if dotted else ''}{message}")
 
     def _line(self, path: tuple[Key, ...]) -> int | None:
@@ -241,7 +247,9 @@ class _Builder:
 
     def _raise(self) -> None:
         if self.problems:
-            raise ConfigError(*self.problems)
+            left_out = len(self.problems) - PROBLEM_LIMIT
+            more = [f"{self.source}: and {left_out:,} more mistakes"] if left_out > 0 else []
+            raise ConfigError(*self.problems[:PROBLEM_LIMIT], *more)
 
 
 def _plain(value: Any) -> Any:

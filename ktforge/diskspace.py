@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ktforge.checkpoint import PARTIAL, UNFINISHED
 from ktforge.publish import staged
+from ktforge.quota import quota_left
 from ktforge.sizes import size_text
 from ktforge.tensors import FileSpec
 
@@ -17,9 +18,9 @@ from ktforge.tensors import FileSpec
 def shortages(folder: Path, specs: Sequence[FileSpec]) -> Iterator[str]:
     """What is too little for these files in ``folder``: bytes, file names, or the largest file that is allowed.
 
-    The system counts as free what this user may write, by the file system's reserve and by quotas of projects; what an
-    unfinished output holds already needs no more room. An output that is to be replaced frees none, since it stays
-    until the new one is complete.
+    The system counts as free what this user may write, by the file system's reserve and by quotas of projects; those of
+    users and groups are asked for. What an unfinished output holds already needs no more room. An output that is to be
+    replaced frees none, since it stays until the new one is complete.
     """
     existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     needed = sum(f.nbytes for f in specs) - _held(folder, specs)
@@ -27,6 +28,12 @@ def shortages(folder: Path, specs: Sequence[FileSpec]) -> Iterator[str]:
     if free < needed:
         yield (
             f"the output needs {size_text(needed)}, but only {size_text(free)} are free at {existing}: "
+            "make room or write elsewhere"
+        )
+    allowed = quota_left(existing)
+    if allowed is not None and allowed < needed:
+        yield (
+            f"the output needs {size_text(needed)}, but your quota leaves {size_text(allowed)} at {existing}: "
             "make room or write elsewhere"
         )
     system = os.statvfs(existing)

@@ -7,11 +7,9 @@ A line counts when it is whole, so a journal that is cut off anywhere says less 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ import xxhash
 
 from ktforge import files
 from ktforge.errors import CheckpointError, OutputError
+from ktforge.provenance import unversioned, versions
 
 if TYPE_CHECKING:
     from ktforge.plan import Plan
@@ -129,7 +128,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         sources[name] = {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns, "header": source.header_hash}
     return {
         "pipeline": pipeline,
-        "versions": _versions(plan),
+        "versions": versions(plan.pipeline),
+        "code": unversioned(plan.pipeline),
         "formats": list(plan.formats),
         "methods": list(plan.methods),
         "config.json": xxhash.xxh3_128_hexdigest(plan.config_json or b""),
@@ -140,7 +140,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises OutputError with one sentence for each thing that differs between two fingerprints."""
-    changes = [_change(key, *values) for key, *values in _differences("", before, now)]
+    changes = [_change(key, *values) for key, *values in _differences("", _but_source(before), _but_source(now))]
+    changes += _source_changes(before.get("source"), now.get("source"))
     if changes:
         raise OutputError(
             *changes[:20],
@@ -148,20 +149,6 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
             f"so the unfinished output in {folder} cannot go on: put back what it was begun with, "
             "or start over with --restart",
         )
-
-
-def _versions(plan: Plan) -> dict[str, str]:
-    """Distribution → version of ktforge and of every stage's code."""
-    owners = _distributions()
-    modules = {type(stage).__module__.partition(".")[0] for stage in plan.pipeline.stages()}
-    names = {"ktforge", *(name for module in modules for name in owners.get(module, []))}
-    return {name: importlib.metadata.version(name) for name in sorted(names)}
-
-
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    """Top-level module → the distributions that hold it; cached, for it takes 0.1 s to look through all."""
-    return importlib.metadata.packages_distributions()
 
 
 def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -177,8 +164,8 @@ def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, Any, An
 
 def _change(key: str, before: Any, now: Any) -> str:
     part, _, rest = key.partition("/")
-    if part == "source":
-        return _source_change(rest, before, now)
+    if part == "code":
+        return f"the code of {rest or 'the plugins'} has changed"
     if part == "config.json":
         return "config.json has changed"
     if part == "output files":
@@ -186,12 +173,20 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{part} has changed: {rest.replace('/', '.') or 'it'} was {json.dumps(before)}, and is {json.dumps(now)}"
 
 
-def _source_change(rest: str, before: Any, now: Any) -> str:
-    name, _, what = rest.rpartition("/")
-    if what == "bytes":
-        return f"{name} has changed: it had {before:,} bytes, and has {now:,}"
-    if what == "header":
-        return f"{name} has changed: its header is another"
-    if what == "mtime_ns":
-        return f"{name} has changed: it was modified since"
-    return f"{what or rest} {'is gone' if now is None else 'is new'} in the source"
+def _but_source(of: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in of.items() if k != "source"}
+
+
+def _source_changes(before: Any, now: Any) -> Iterator[str]:
+    """A sentence for each file of the source."""
+    before, now = ({} if not isinstance(of, Mapping) else of for of in (before, now))
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            yield f"{name} is {'gone' if new is None else 'new'} in the source"
+        elif old.get("bytes") != new.get("bytes"):
+            yield f"{name} has changed: it had {old.get('bytes')} bytes, and has {new.get('bytes')}"
+        elif old.get("header") != new.get("header"):
+            yield f"{name} has changed: its header is another"
+        elif old != new:
+            yield f"{name} may have changed: its modification time is another, with the same size and header"

@@ -23,7 +23,7 @@ from ktforge.checkpoint import PARTIAL, UNFINISHED
 from ktforge.errors import OutputError, PluginError
 from ktforge.journal import JOURNAL, Journal, check_unchanged, fingerprint
 from ktforge.lock import locked
-from ktforge.publish import discard, publish, published, stage_documents, staged
+from ktforge.publish import discard, nested_weights, publish, published, stage_documents, staged
 from ktforge.sizes import counted
 from ktforge.tensors import FileSpec, TensorSpec
 
@@ -46,7 +46,7 @@ def check_output(folder: Path, source: Path | None) -> list[str]:
         here, there = folder.resolve(), source.resolve()
         if here == there or here in there.parents or there in here.parents:
             return [f"the output {folder} and the checkpoint {source} overlap: choose another folder"]
-    return []
+    return nested_weights(folder)
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -121,7 +121,7 @@ def open_folder(
                 if not journal.staged:
                     stage_documents(staging, plan, documents)
                     journal.add_staged()
-                publish(folder, staging, paths)
+                publish(folder, staging, paths, overwrite=overwrite or journal.overwrite)
             finally:
                 sink.close()
                 journal.close()
@@ -148,7 +148,7 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
     if not goes_on:
         discard(folder, staging)
         journal = Journal(staging / JOURNAL)
-        journal.begin(now, overwrite=overwrite)
+        journal.begin(now, overwrite=overwrite or (folder / UNFINISHED).exists())
     return journal
 
 
@@ -232,6 +232,8 @@ def _failure(folder: Path, error: OSError) -> str:
     sentence = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{sentence}: make room, then run the same command again"
+    if error.errno == errno.EFBIG:  # such as 4 GB on FAT
+        return f"{sentence}: write smaller shards (max_shard_size), or to a file system that holds larger files"
     return sentence
 
 

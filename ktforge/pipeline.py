@@ -65,6 +65,11 @@ class Pipeline(BaseModel):
         yield from (s for s in (self.quantize, self.layout) if s is not None)
         yield self.writer
 
+    def all_stages(self) -> Iterator[Stage]:
+        """The stages, those that only rules name among them."""
+        yield from self.stages()
+        yield from (rule.quantizer for rule in self.rules if rule.quantizer is not None)
+
     @property
     def keeps_mtp(self) -> bool:
         """Whether multi-token-prediction layers are in the output: a layout holds the model's own layers; a checkpoint

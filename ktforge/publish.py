@@ -57,7 +57,26 @@ def stage_documents(staging: Path, plan: Plan, documents: Mapping[str, bytes]) -
     _sync_parents(targets.values())
 
 
-def publish(folder: Path, staging: Path, paths: list[str]) -> None:
+def nested_weights(folder: Path) -> list[str]:
+    """A sentence for each of the files below ``folder`` that no output of ktforge has, and a loader would take."""
+    below = [path for path in folder.rglob("*.safetensors") if path.parent != folder]
+    return [
+        f"{path} holds weights, and a loader that walks {folder} would take them for the output's: move them elsewhere"
+        for path in sorted(below)[:20]
+    ]
+
+
+def _appeared(folder: Path, staging: Path, paths: list[str]) -> list[str]:
+    """A sentence for each file that was put into a folder which was empty when the run began, and is in the way."""
+    weights = {path for pattern in STALE for path in folder.glob(pattern)} - {folder / p for p in (*paths, UNFINISHED)}
+    taken = {folder / p for p in paths if staged(staging, p).exists() and (folder / p).exists()}
+    return [
+        f"{path} has appeared since the run began: move it elsewhere, then run the same command again"
+        for path in sorted(weights | taken)[:20]
+    ]
+
+
+def publish(folder: Path, staging: Path, paths: list[str], *, overwrite: bool) -> None:
     """Renames ``paths`` into place, then the manifest, and takes away what an earlier output left.
 
     Files that have been renamed already are passed over.
@@ -65,6 +84,9 @@ def publish(folder: Path, staging: Path, paths: list[str]) -> None:
     targets = [folder / p for p in paths]
     manifest, waiting = folder / MANIFEST, staged(staging, MANIFEST)
     if waiting.exists():
+        problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths))
+        if problems:
+            raise OutputError(*problems)
         mark_unfinished(folder)
         if manifest.exists():
             files.rename(manifest, staging / _PREVIOUS)
@@ -123,7 +145,7 @@ def _remove_files(folder: Path, names: Iterable[str], keep: set[Path]) -> None:
     """Takes away an earlier output's files; other files of the user's stay."""
     listed = (folder / n for n in names if ".." not in Path(n).parts and not Path(n).is_absolute())
     weights = (path for pattern in STALE for path in folder.glob(pattern))
-    removed = [path for path in (*listed, *weights) if path.is_file() and path not in keep]
+    removed = [p for p in (*listed, *weights) if (p.is_file() or p.is_symlink()) and p not in keep]
     for path in removed:
         _check_inside(folder, path)
         files.remove(path)

@@ -14,7 +14,7 @@ ASAN_TESTS ?= tests
 test-asan:
 	rm -rf build/asan
 	mkdir -p build/asan
-	cp -r ktforge plugins native tests pyproject.toml setup.py README.md build/asan/
+	cp -r ktforge plugins native tests docs demo benchmarks requirements *.md *.toml *.yml *.py Makefile build/asan/
 	rm -f build/asan/ktforge/_native*.so
 	cd build/asan && CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(RUN) setup.py -q build_ext --inplace
 	cd build/asan && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)" \

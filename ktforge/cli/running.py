@@ -36,13 +36,15 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
     progress = Bar() if sys.stderr.isatty() else Lines()
     registry.add(progress, name="ktforge-progress")
     started = time.perf_counter()
-    before = signal.signal(signal.SIGINT, _Interrupts())
+    interrupts = _Interrupts()
+    before = signal.signal(signal.SIGINT, interrupts)
     try:
         plan = pipeline.run(
             overwrite=options.overwrite, restart=options.restart, verify=options.verify, workers=options.workers,
             memory_limit=limit, registry=registry,
         )  # fmt: skip
     except KeyboardInterrupt:
+        before = interrupts  # a second Ctrl-C may come until the process has ended
         progress.stop()
         _say_how_to_go_on(pipeline)
         raise
@@ -70,17 +72,23 @@ def _parsed(memory_limit: str) -> int:
 
 
 class _Interrupts:
-    """Handles Ctrl-C: the first one is an exception in the main thread, which waits for the units in flight."""
+    """Handles Ctrl-C: the first one is an exception in the main thread, which waits for the units in flight.
+
+    The second one waits for nothing, not even for a lock that Python's own output needs.
+    """
 
     def __init__(self) -> None:
         self._seen = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._seen:
-            print("stopped: the same command goes on where this one was", file=sys.stderr, flush=True)
+            cursor = b"\x1b[?25h" if sys.stderr.isatty() else b""  # the bar hides it
+            os.write(2, cursor + b"\nstopped: the same command goes on where this one was\n")
             os._exit(130)  # what is not in the journal yet is written again
         self._seen = True
-        print("finishing the units in flight; Ctrl-C again to stop at once", file=sys.stderr, flush=True)
+        print(
+            "stopping when the units in flight are written; Ctrl-C again to stop at once", file=sys.stderr, flush=True
+        )
         raise KeyboardInterrupt
 
 

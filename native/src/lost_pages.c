@@ -22,8 +22,10 @@ static void put_zeros(int signal_number, siginfo_t *info, void *context) {
     if (info->si_code == BUS_ADRERR && mmap(page, page_size, PROT_READ | PROT_WRITE,
                                             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
         atomic_fetch_add_explicit(&lost, 1, memory_order_relaxed);
-    else
-        sigaction(signal_number, &before, NULL); /* the access happens again, and is its affair */
+    else { /* another's affair: an access happens again, and a signal that was sent is sent again */
+        sigaction(signal_number, &before, NULL);
+        if (info->si_code <= 0) raise(signal_number);
+    }
     errno = saved;
 }
 

@@ -6,6 +6,7 @@ import pytest
 
 from ktforge.checkpoint import PARTIAL, UNFINISHED
 from ktforge.diskspace import shortages
+from ktforge.quota import quota_left
 from ktforge.tensors import FileSpec
 
 FILES = (FileSpec("a", bytes(3 * 4096), ()), FileSpec("b/c", bytes(5 * 4096), ()))
@@ -62,3 +63,50 @@ def test_a_limit_on_the_size_of_files(out, monkeypatch):
     assert "`ulimit -f` allows 20.48 kB: raise it, or write smaller shards" in problem
     monkeypatch.setattr(resource, "getrlimit", lambda which: (5 * 4096, -1))
     assert list(shortages(out, FILES)) == []
+
+
+@pytest.fixture
+def quotas(monkeypatch):
+    """Sets what the system answers: (kind, user or group) → (limit in KiB, bytes in use); nothing else has a quota."""
+    known = {}
+
+    class System:
+        @staticmethod
+        def syscall(call, descriptor, command, number, limits):
+            found = known.get((command.value & 0xFF, number.value))
+            assert call.value == 443 and command.value & 0xFFFFFFFF >> 8 << 8 == 0x80000700
+            if found is None:
+                return -1
+            limits._obj.hard_blocks, limits._obj.bytes = found
+            return 0
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: System)
+    return known
+
+
+def test_the_quotas_of_user_and_group_count(out, free, quotas):
+    free(10**6)
+    assert list(shortages(out, FILES)) == []
+    quotas[0, os.geteuid()] = 32, 0
+    assert list(shortages(out, FILES)) == []
+    quotas[0, os.geteuid()] = 32, 1
+    (problem,) = shortages(out, FILES)
+    assert "but your quota leaves " in problem and problem.endswith(": make room or write elsewhere")
+    quotas[0, os.geteuid()] = 0, 10**9  # used, but not limited
+    assert list(shortages(out, FILES)) == []
+    quotas[1, os.getegid()] = 1, 10**9
+    assert len(list(shortages(out, FILES))) == 1
+    assert quota_left(out.parent) == 0
+
+
+def test_a_folder_may_say_whose_group_counts(tmp_path, quotas, monkeypatch):
+    monkeypatch.setattr(os, "getegid", lambda: 4711)
+    quotas[1, 4711] = 1, 0
+    assert quota_left(tmp_path) == 1024
+    tmp_path.chmod(0o2755)
+    quotas[1, tmp_path.stat().st_gid] = 2, 0
+    assert quota_left(tmp_path) == 2048
+
+
+def test_a_system_without_quotas_is_asked_in_vain(tmp_path):
+    assert quota_left(tmp_path) is None or quota_left(tmp_path) >= 0

@@ -12,7 +12,7 @@ from ktforge_plugins import Int4, Int8, KtAmx, KtFolderWriter, MoeToBf16, Safete
 from ktforge_plugins.writers.kt_folder import _METHODS
 from safetensors import safe_open
 
-from ktforge import Pipeline
+from ktforge import CheckpointError, Pipeline, TensorSpec
 from ktforge.testing import MemoryLoader, MemoryWriter, check_layout, expert
 
 QUANTIZERS = {4: Int4(), 8: Int8()}
@@ -128,3 +128,19 @@ def test_kt_folder_knows_every_format_of_the_layout():
 def test_kt_folder_refuses_what_is_not_packed(source, out):
     pipeline = Pipeline(loader=SafetensorsLoader(path=source), writer=KtFolderWriter(path=out))
     assert pipeline.plan().problems == ("kt-folder holds packed experts of one kt-amx format, not unquantised ones",)
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "message"),
+    [
+        (999_999_999, 512, "is called numa.999999999; 64 parts are the most"),
+        (0, 10**6, "in 4 or 8 bits: see config.json"),
+    ],
+)
+def test_packed_names_and_sizes_that_are_none_are_refused_at_once(number, size, message):
+    """A number in a stranger's file decides about no loop."""
+    name = f"blk.0.ffn_gate_exps.0.numa.{number}.weight"
+    config = checkpoints.config(moe_intermediate_size=size)
+    tensors = {name: TensorSpec(name, np.dtype(np.int8), (512 * 128,))}
+    with pytest.raises(CheckpointError, match=message):
+        list(KtAmx().find(tensors, config, lambda spec: np.empty(0)))

@@ -50,3 +50,14 @@ def test_any_call_may_fail(tiny, tmp_path, fault, replaces):
                 convert(tiny, out, Disk(), overwrite=replaces)
         left = {output.PARTIAL + "/lock"} if call in HARMLESS else set()
         assert {n: h for n, h in tree(out).items() if n not in left} == wanted, call
+
+
+def test_a_file_system_that_holds_no_such_files_is_told_from_a_full_one(tiny, tmp_path):
+    def fat(call):
+        return fails(errno.EFBIG)(call) if call.name == "ftruncate" and "model-" in call.path.name else call.really()
+
+    with pytest.raises(
+        OutputError, match=r"cannot be written: File too large: write smaller shards \(max_shard_size\)"
+    ):
+        convert(tiny, tmp_path / "out", Disk(fat))
+    assert output.is_unfinished(tmp_path / "out")

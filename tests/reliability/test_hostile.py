@@ -3,69 +3,22 @@
 import json
 import os
 import pickle
-import struct
-import subprocess
-import sys
 import zipfile
 
 import checkpoints
 import pytest
 from conversions import model, pipeline
+from hostile import CONFIGS, GOOD, HEADERS, header
 from ktforge_plugins import BinLoader, SafetensorsLoader, SafetensorsWriter
 
 from ktforge import KtforgeError
 from ktforge.checkpoint import CONFIG
-
-GOOD = {"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A checkpoint that a test may break."""
     return model(tmp_path / "model", 1, 2, 512, 256, shards=1)
-
-
-def header(entries, data=16):
-    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(data)
-
-
-def entry(**changes):
-    return {"a": {**GOOD["a"], **changes}}
-
-
-HEADERS = {
-    "empty file": b"",
-    "length cut off": b"\x10\0\0",
-    "huge length": struct.pack("<Q", 2**63) + b"{}",
-    "length beyond the file": struct.pack("<Q", 1000) + b"{}",
-    "no JSON": header(b"hello, world"),
-    "not an object": header(b"[]"),
-    "deep": header(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
-    "not UTF-8": header(b'{"\xff": 1}'),
-    "twice the same": header(b'{"a":%s,"a":%s}' % ((json.dumps(GOOD["a"]).encode(),) * 2)),
-    "negative offset": header(entry(data_offsets=[-16, 0])),
-    "backwards": header(entry(data_offsets=[16, 0])),
-    "out of the file": header(entry(data_offsets=[0, 16]), 8),
-    "far out of the file": header(entry(shape=[2**60], data_offsets=[0, 2**62])),
-    "overlap": header({**GOOD, "b": GOOD["a"]}),
-    "hole": header({"a": {**GOOD["a"], "data_offsets": [16, 32]}}, 32),
-    "trailing bytes": header(GOOD, 17),
-    "shape and bytes differ": header(entry(shape=[3, 2])),
-    "product overflows": header(entry(shape=[2**32, 2**32, 4], data_offsets=[0, 0]), 0),
-    "negative size": header(entry(shape=[-2, -2])),
-    "size is text": header(entry(shape=["2", "2"])),
-    "unknown dtype": header(entry(dtype="F7")),
-    "dtype of half a byte": header(entry(dtype="F4", shape=[4, 8])),
-    "no dtype": header({"a": {"shape": [2, 2], "data_offsets": [0, 16]}}),
-    "many dimensions": header(entry(shape=[4] + [1] * 1000)),
-    "metadata is no object": header({"__metadata__": [1], **GOOD}),
-    "name with NUL": header({"a\0b": GOOD["a"]}),
-    "name with ..": header({"../../etc/passwd": GOOD["a"]}),
-    "absolute name": header({"/etc/passwd": GOOD["a"]}),
-    "name of 10 MB": header({"a" * 10_000_000: GOOD["a"]}),
-    "no name": header({"": GOOD["a"]}),
-}
 
 
 def refused(call, *, length=1000):
@@ -147,18 +100,6 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder):
     (folder / CONFIG).unlink()
     os.mkfifo(folder / CONFIG)
     refused(lambda: convert(folder))
-
-
-CONFIGS = {
-    "100 MB": b'{"a": "%s"}' % (b"x" * 100_000_000),
-    "lists": b'{"a": [%s]}' % (b"[]," * 40_000_000),
-    "deep": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
-    "digits": b'{"hidden_size": %s}' % (b"9" * 100_000),
-    "not UTF-8": b"\xff\xfe{}",
-    "twice": b'{"hidden_size": 1, "hidden_size": 2}',
-    "NaN": b'{"hidden_size": NaN}',
-    "empty": b"",
-}
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -267,17 +208,3 @@ def test_a_tensor_larger_than_its_file(bin_folder):
 
     torch.save({"a": torch.zeros(1).expand(1 << 40)}, bin_folder / "pytorch_model-2.bin")
     assert "a has 4,398,046,511,104 bytes, its storage 4" in refused(lambda: convert(bin_folder, BinLoader))
-
-
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer takes terabytes of addresses")
-def test_memory_stays_bounded(folder):
-    """A process that may have 3 GB of addresses does not run into that."""
-    script = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30));"
-        "from ktforge.cli import main; sys.argv[0] = 'ktforge'; main()"
-    )
-    for content in (CONFIGS["100 MB"], b'{"a": [%s[]]}' % (b"[]," * 3_300_000)):
-        (folder / CONFIG).write_bytes(content)
-        options = ["convert", "--input-path", folder, "--output", folder.parent / "out", "--quant-method", "int4"]
-        done = subprocess.run([sys.executable, "-c", script, *map(str, options)], capture_output=True, text=True)
-        assert done.returncode == 1 and done.stderr.startswith("error: ") and "MemoryError" not in done.stderr

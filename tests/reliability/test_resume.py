@@ -2,9 +2,9 @@
 
 import errno
 import fcntl
+import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -20,14 +20,15 @@ from ktforge import (
     PlanError,
     PluginError,
     Registry,
+    Rule,
     hookimpl,
     lock,
-    native,
     output,
-    sourcewatch,
+    provenance,
 )
 from ktforge.checkpoint import UNFINISHED
 from ktforge.cli import main
+from ktforge.provenance import unversioned
 
 
 @pytest.fixture
@@ -103,7 +104,11 @@ def other_config(copy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (touched, "^model-00002-of-00002.safetensors has changed: it was modified since\n"),
+        (
+            touched,
+            "^model-00002-of-00002.safetensors may have changed: "
+            "its modification time is another, with the same size and header\n",
+        ),
         (other_header, "^model-00002-of-00002.safetensors has changed: its header is another\n"),
         (other_config, "^config.json has changed\n"),
     ],
@@ -127,6 +132,59 @@ def test_another_pipeline_is_refused(copy, out):
         other.model_copy(update={"quantize": Int8()}).run()
     with pytest.raises(OutputError, match=r"pipeline has changed: layout.threadpool_count was 1, and is 2"):
         other.model_copy(update={"layout": KtAmx(threadpool_count=2)}).run()
+
+
+PLUGIN = """\
+from ktforge import hookimpl
+from ktforge_plugins import KtAmx
+
+class Mine(KtAmx):
+    name = "mine"
+
+@hookimpl
+def ktforge_layouts():
+    return [Mine]
+"""
+
+
+def test_another_plugin_is_refused(copy, out, tmp_path, monkeypatch, capsys):
+    """A file has no version, so its content counts; where it lies does not."""
+    plugin, file = tmp_path / "mine.py", tmp_path / "pipeline.yaml"
+    plugin.write_text(PLUGIN)
+    file.write_text(
+        f"loader: {{use: safetensors, path: {copy}}}\nquantize: {{use: int4}}\n"
+        f"layout: {{use: mine, threadpool_count: 1}}\nwriter: {{use: safetensors, path: {out}}}\n"
+    )
+    with monkeypatch.context() as patch:
+        fill_up(patch, 20)
+        run_main(patch, capsys, "run", str(file), "--plugin", str(plugin))
+    assert output.is_unfinished(out)
+    plugin.write_text(PLUGIN + "# mended\n")
+    said = run_main(monkeypatch, capsys, "run", str(file), "--plugin", str(plugin))
+    assert "error: the code of mine.py has changed\n" in said and "start over with --restart\n" in said
+    (tmp_path / "moved").mkdir()
+    plugin.rename(tmp_path / "moved" / "mine.py").write_text(PLUGIN)
+    run_main(monkeypatch, capsys, "run", str(file), "--plugin", str(tmp_path / "moved" / "mine.py"), status=0)
+
+
+def test_what_counts_as_code(tmp_path, monkeypatch):
+    """A package that is not installed counts with all its modules, and so does the quantizer of a rule."""
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "core.py").write_text("STEP = 1\n")
+    (package / "stage.py").write_text("from ktforge_plugins import Int8\nclass Mine(Int8):\n    name = 'mine'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("my_package.stage").Mine()
+    plain = pipeline(tmp_path, SafetensorsWriter(path=tmp_path / "out"))
+    with_rule = plain.model_copy(update={"rules": (Rule(match="*", quantizer=mine),)})
+    assert "my_package" not in unversioned(plain)
+    before = unversioned(with_rule)["my_package"]
+    (package / "core.py").write_text("STEP = 2\n")
+    assert unversioned(with_rule)["my_package"] != before
+    monkeypatch.setattr(provenance, "_is_editable", lambda distribution: False)
+    assert unversioned(plain) == {}, "an installed version stands for its code"
+    assert unversioned(with_rule).keys() == {"my_package"}
 
 
 def test_a_moved_checkpoint_is_the_same(copy, out, tmp_path):
@@ -159,16 +217,18 @@ def test_a_file_that_is_not_whole_is_not_trusted(copy, out, damage, what):
         convert(copy, out, Disk())
 
 
-def test_an_error_leaves_what_was_made(copy, out):
-    class Breaks(KtAmx):
-        def pack(self, unit, buffers):
-            if unit.spec.unit.name.endswith(".4"):
-                raise IndexError("oops")
-            super().pack(unit, buffers)
+def test_an_error_leaves_what_was_made(copy, out, monkeypatch):
+    def breaks(self, unit, buffers):
+        if unit.spec.unit.name.endswith(".4"):
+            raise IndexError("oops")
+        pack(self, unit, buffers)
 
-    broken = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Breaks(threadpool_count=1)})
-    with pytest.raises(PluginError, match=r"^plugin kt-amx .* failed on model.layers.0.mlp.experts.4: IndexError"):
-        broken.run(workers=1)
+    pack = KtAmx.pack
+    with monkeypatch.context() as patch:
+        patch.setattr(KtAmx, "pack", breaks)
+        patch.setattr(KtAmx, "fused", lambda *_: None)
+        with pytest.raises(PluginError, match=r"^plugin kt-amx .* failed on model.layers.0.mlp.experts.4: IndexError"):
+            pipeline(copy, SafetensorsWriter(path=out)).run(workers=1)
     seen = Seen()
     pipeline(copy, SafetensorsWriter(path=out)).run(registry=Registry(seen))
     assert len(seen.resumed) == 5
@@ -264,66 +324,6 @@ def test_without_locks_in_the_file_system_the_process_number_counts(tiny, out, m
     convert(tiny, out, Disk())
 
 
-# The source
-
-
-def test_a_source_that_is_cut_short_while_it_is_read_is_an_error(copy, out):
-    """The mapped pages are gone: without care, the process would die of SIGBUS."""
-
-    class Cuts(KtAmx):
-        def pack(self, unit, buffers):
-            super().pack(unit, buffers)
-            for path in copy.glob("*.safetensors"):
-                os.truncate(path, 100_000)
-
-    cutting = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Cuts(threadpool_count=1)})
-    with pytest.raises(CheckpointError, match=r"changed while it was read: it had .* bytes, and has 100,000"):
-        cutting.run(workers=2)
-    assert output.is_unfinished(out)
-
-
-def test_a_page_that_is_gone_reads_as_zeros_and_is_counted(tmp_path):
-    import mmap
-
-    import numpy as np
-
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 5 * mmap.PAGESIZE)
-    before = native.lost_pages()
-    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        os.truncate(path, 2 * mmap.PAGESIZE)
-        with native.lost_pages_caught(), native.lost_pages_caught():
-            view = np.frombuffer(mapped, np.uint8)
-            assert int(view.sum()) == ord("x") * 2 * mmap.PAGESIZE
-            del view
-    assert native.lost_pages() - before == 3
-
-
-def test_a_page_that_is_gone_ends_the_process_elsewhere(tmp_path):
-    import mmap
-
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 2 * mmap.PAGESIZE)
-
-    def read():
-        signal.signal(signal.SIGBUS, signal.SIG_DFL)
-        with native.lost_pages_caught():
-            pass
-        with path.open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        os.truncate(path, 0)
-        mapped[0]
-
-    assert run_in_child(read) == -signal.SIGBUS
-
-
-def test_a_page_that_cannot_be_read_is_an_error(copy, out, monkeypatch):
-    lost = iter([0, 0, 0, 3, 3, 3])
-    monkeypatch.setattr(sourcewatch.native, "lost_pages", lambda: next(lost))
-    with pytest.raises(CheckpointError, match="a part of its file cannot be read: look at the disk's health"):
-        pipeline(copy, SafetensorsWriter(path=out)).run(workers=1)
-
-
 # The command
 
 
@@ -332,47 +332,18 @@ def command(source, out, *more):
     return [sys.executable, "-m", "ktforge", "convert", *map(str, options), *more]
 
 
-@pytest.mark.parametrize("twice", [False, True])
-def test_ctrl_c(copy, out, twice):
-    """A FIFO in the place of a side file would do as well; here a slow observer keeps the units in flight."""
-    slow = (
-        "import sys, time; from ktforge.cli import main; import ktforge.execute as e; run = e._run_unit\n"
-        "def slow(*a):\n run(*a)\n print('unit', flush=True)\n time.sleep(1.5 if TWICE else 0.3)\n"
-        "e._run_unit = slow; e.default_workers = lambda: 1; sys.argv[0] = 'ktforge'; main()"
-    ).replace("TWICE", str(twice))
-    arguments = command(copy, out)[3:]
-    child = subprocess.Popen(
-        [sys.executable, "-c", slow, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "unit\n"
-    child.send_signal(signal.SIGINT)
-    if twice:
-        while "Ctrl-C again" not in child.stderr.readline():
-            pass
-        child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == 130
-    if twice:
-        assert "stopped: the same command goes on where this one was" in said
-    else:
-        assert "finishing the units in flight; Ctrl-C again to stop at once" in said
-        assert f"{out} is unfinished: the same command goes on where it stopped" in said
-    done = subprocess.run(command(copy, out), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert ("going on: " in done.stderr) or twice
-
-
-def run_main(monkeypatch, capsys, *words):
-    """What the command says on stderr when it fails."""
+def run_main(monkeypatch, capsys, *words, status=1):
+    """What the command says on stderr."""
     monkeypatch.setattr(sys, "argv", ["ktforge", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == status
     return capsys.readouterr().err
 
 
-def test_a_full_disk_says_that_the_output_can_go_on(copy, out, monkeypatch, capsys):
-    left, write = iter(range(20)), os.pwrite
+def fill_up(monkeypatch, writes):
+    """The disk has room for so many writes."""
+    left, write = iter(range(writes)), os.pwrite
 
     def filling_up(*arguments):
         if next(left, None) is None:
@@ -380,6 +351,10 @@ def test_a_full_disk_says_that_the_output_can_go_on(copy, out, monkeypatch, caps
         return write(*arguments)
 
     monkeypatch.setattr(os, "pwrite", filling_up)
+
+
+def test_a_full_disk_says_that_the_output_can_go_on(copy, out, monkeypatch, capsys):
+    fill_up(monkeypatch, 20)
     said = run_main(monkeypatch, capsys, "convert", *command(copy, out)[4:])
     assert "No space left on device" in said
     assert f"{out} is unfinished: the same command goes on where it stopped" in said

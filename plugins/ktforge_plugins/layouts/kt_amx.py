@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from ktforge import (
+    CheckpointError,
     Demand,
     Layout,
     PackedSpec,
@@ -119,12 +120,17 @@ class KtAmx(Layout):
             return
         model = read_model_config(config)
         count = max(experts.values())
+        if count > MOST_PARTS:
+            raise CheckpointError(f"an expert's weight is called numa.{count - 1}; {MOST_PARTS} parts are the most")
         for layer, expert in sorted(experts):
             unit = expert_unit(model, layer, expert)
             demand = self.model_copy(update={"threadpool_count": count}).demand(unit)
             first = demand.parts[0]
             weight = tensors.get(f"{self._stem(unit, first)}.weight")
-            bits = 8 * weight.nbytes // (first.shape[0] * first.shape[1]) if weight else 8
+            codes = first.shape[0] * first.shape[1]
+            bits = 8 * weight.nbytes // codes if weight and codes else 8
+            if bits not in COLS_MULTIPLE:
+                raise CheckpointError(f"{weight} is no weight of {list(first.shape)} in 4 or 8 bits: see config.json")
             yield QuantSpec(unit, demand.parts, bits, f"absmax-int{bits}/1", scale_bits=8)
 
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:

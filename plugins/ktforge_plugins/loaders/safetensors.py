@@ -7,8 +7,9 @@ import mmap
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 import numpy as np
 import xxhash
@@ -62,7 +63,10 @@ class SafetensorsLoader(FolderLoader):
         # The format does not align tensors; a kernel may count on the alignment of its element type.
         if self.io == "pread" or spec.offset % spec.dtype.itemsize:
             return _pread(spec.file, spec)
-        raw = np.frombuffer(self._mapped(spec.file), np.uint8, spec.nbytes, spec.offset)
+        mapped = self._mapped(spec.file)
+        if len(mapped) < spec.offset + spec.nbytes:
+            raise _cut_short(spec)
+        raw = np.frombuffer(mapped, np.uint8, spec.nbytes, spec.offset)
         return raw.view(spec.dtype).reshape(spec.shape)
 
     def plan_key(self) -> PlanKey:
@@ -87,7 +91,7 @@ class SafetensorsLoader(FolderLoader):
     def _mapped(self, file: Path) -> mmap.mmap:
         with self._lock:
             if file not in self._maps:
-                with file.open("rb") as opened:
+                with _opened(file) as opened:
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
             return self._maps[file]
 
@@ -95,13 +99,26 @@ class SafetensorsLoader(FolderLoader):
 def _pread(file: Path, spec: TensorSpec) -> np.ndarray:
     array = np.empty(spec.shape, spec.dtype)
     left, offset = array.reshape(-1).view(np.uint8).data, spec.offset
-    with file.open("rb", buffering=0) as opened:
+    with _opened(file) as opened:
         while left:
             count = os.preadv(opened.fileno(), [left], offset)
             if count == 0:
-                raise CheckpointError(f"{file} ends before {spec.name} does: it was cut short after it was opened")
+                raise _cut_short(spec)
             left, offset = left[count:], offset + count
     return array
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    try:
+        with file.open("rb", buffering=0) as opened:
+            yield opened
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _cut_short(spec: TensorSpec) -> CheckpointError:
+    return CheckpointError(f"{spec.file} ends before {spec.name} does: it was cut short after it was opened")
 
 
 def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
