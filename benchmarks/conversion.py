@@ -6,18 +6,23 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from inputs import checkpoint
+import xxhash
+from inputs import checkpoint, fp8_checkpoint
 from ktforge_plugins import Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 from rounds import Row, best, ratio_row
 
 from ktforge import Pipeline, fileio, native
 
+#: A file system in memory.
+MEMORY = Path("/dev/shm")
 #: MB. An expert of 2048 x 7168 is 88 MB of bf16, and two of them are in flight.
 RSS_GOAL = 400
 #: The peak of a process counts that of the one it was forked from, so a small one stands between.
@@ -53,6 +58,28 @@ def against_cp(tmp: Path, nbytes: int, rounds: int) -> list[Row]:
     return rows
 
 
+def two_workers(rounds: int) -> list[Row]:
+    """Two workers against one on FP8 → INT4, the conversion with the most arithmetic a byte, from memory to memory."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="ktforge-bench-", dir=MEMORY if MEMORY.is_dir() else None) as name:
+        source, target = fp8_checkpoint(Path(name) / "source", 16), Path(name) / "target"
+
+        def run(workers: int) -> None:
+            Pipeline(
+                loader=SafetensorsLoader(path=source), preprocess=[MoeToBf16()], quantize=Int4(), layout=KtAmx(),
+                writer=SafetensorsWriter(path=target, max_shard_size="100MB"),
+            ).run(workers=workers)  # fmt: skip
+            shutil.rmtree(target)
+
+        cases = {"one": lambda: run(1), "two": lambda: run(2)}
+        wall = best(cases, rounds)
+        cpu = best(cases, rounds, time.process_time)
+    ratio = wall["one"] / wall["two"]
+    rows.append(ratio_row("two workers, fp8 → kt-amx int4 in memory", ratio, 1.8, "one worker"))
+    rows.append(Row("CPU time of two workers together", f"{cpu['two'] / cpu['one']:.2f} × one worker"))
+    return rows
+
+
 def memory(tmp: Path, sizes: tuple[int, int]) -> tuple[list[Row], dict[float, float]]:
     """Peak resident memory in MB by the checkpoint's size in GB; mapped pages of files count."""
     peaks = {}
@@ -85,15 +112,17 @@ def _profile(source: Path, target: Path) -> list[Row]:
             loader=SafetensorsLoader(path=source), preprocess=[MoeToBf16()], quantize=quantizer, layout=KtAmx(),
             writer=SafetensorsWriter(path=target),
         )  # fmt: skip
-        spent = {"read": 0.0, "kernel": 0.0, "write": 0.0}
+        spent = {"read": 0.0, "kernel": 0.0, "hash": 0.0, "write": 0.0}
         watched = [
             (SafetensorsLoader, "read", "read"), (SafetensorsLoader, "release", "read"),
-            (native, "absmax_kt_amx", "kernel"), (os, "pwrite", "write"), (os, "fsync", "write"),
-            (fileio, "_sync_file_range", "write"), (fileio, "_fallocate", "write"),
+            (native, "absmax_kt_amx", "kernel"), (os, "pwrite", "write"),
+            (os, "fsync", "write"), (fileio, "_sync_file_range", "write"), (fileio, "_fallocate", "write"),
         ]  # fmt: skip
         kept = [(where, name, getattr(where, name)) for where, name, _ in watched]
+        kept.append((xxhash, "xxh3_128", xxhash.xxh3_128))
         for where, name, part in watched:
             setattr(where, name, _timed(getattr(where, name), spent, part))
+        xxhash.xxh3_128 = _timed_hashes(xxhash.xxh3_128, spent)
         started, cpu = time.perf_counter(), time.process_time()
         try:
             pipeline.run(workers=1)
@@ -106,6 +135,14 @@ def _profile(source: Path, target: Path) -> list[Row]:
         rest = f"Python and the rest {1 - sum(spent.values()) / cpu:.0%}"
         rows.append(Row(f"CPU time to {quantizer.name}, one worker", f"{shares}, {rest}; {cpu:.2f} s of {wall:.2f} s"))
     return rows
+
+
+def _timed_hashes(make: Callable[..., Any], spent: dict[str, float]) -> Callable[..., Any]:
+    def made(*arguments: Any) -> SimpleNamespace:
+        found = make(*arguments)
+        return SimpleNamespace(update=_timed(found.update, spent, "hash"), hexdigest=found.hexdigest)
+
+    return made
 
 
 def _timed(function: Callable[..., Any], spent: dict[str, float], part: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
+DTYPES = {BF16: "BF16", F8: "F8_E4M3", np.dtype(np.float32): "F32"}
 #: Expert size and hidden size of the large DeepSeek models: 88 MB of bf16 an expert.
 SIZE, HIDDEN = 2048, 7168
 PROJECTIONS = {"gate_proj": (SIZE, HIDDEN), "up_proj": (SIZE, HIDDEN), "down_proj": (HIDDEN, SIZE)}
@@ -52,21 +53,39 @@ def checkpoint(folder: Path, nbytes: int) -> Path:
         _write(path, group)
         weight_map.update({name: path.name for name, _, _ in group})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    _write_config(folder, experts)
+    return folder
+
+
+def fp8_checkpoint(folder: Path, experts: int) -> Path:
+    """A block-scaled FP8 checkpoint in one file; all experts have the same weights."""
+    folder.mkdir(parents=True)
+    made = {name: to_fp8(weights(shape)) for name, shape in PROJECTIONS.items()}
+    tensors = []
+    for expert in range(experts):
+        for name, (codes, scale) in made.items():
+            stem = f"model.layers.0.mlp.experts.{expert}.{name}.weight"
+            tensors += [(stem, codes.shape, codes), (f"{stem}_scale_inv", scale.shape, scale)]
+    _write(folder / "model.safetensors", tensors)
+    _write_config(folder, experts, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    return folder
+
+
+def _write_config(folder: Path, experts: int, **more: object) -> None:
     (folder / "config.json").write_text(json.dumps({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": HIDDEN,
-        "moe_intermediate_size": SIZE, "num_experts": experts, "num_hidden_layers": 1,
+        "moe_intermediate_size": SIZE, "num_experts": experts, "num_hidden_layers": 1, **more,
     }))  # fmt: skip
-    return folder
 
 
 def _write(path: Path, tensors: list[tuple[str, tuple[int, int], np.ndarray]]) -> None:
     header, offset = {}, 0
     for name, shape, data in tensors:
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (offset, offset + data.nbytes)}
+        header[name] = {"dtype": DTYPES[data.dtype], "shape": shape, "data_offsets": (offset, offset + data.nbytes)}
         offset += data.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for _, _, data in tensors:
-            out.write(data.view(np.uint8).data)
+            out.write(data.reshape(-1).view(np.uint8).data)

@@ -6,7 +6,6 @@ Times are CPU times of the thread. The matrices together are larger than any cac
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,27 +38,6 @@ def run(rounds: int) -> tuple[list[Row], dict[str, float]]:
     ratio = speed["fp8 → kt-amx int4"] / speed["bf16 → kt-amx int4"]
     rows.append(ratio_row("fp8 block → kt-amx int4", ratio, 0.6, "bf16 → kt-amx int4, per weight"))
     return rows, speed
-
-
-def two_threads(rounds: int) -> Row:
-    """How much faster two threads are than one."""
-    matrices = [weights((N, K), seed) for seed in range(COUNT)]
-
-    def work(part: list[np.ndarray]) -> None:
-        out, scales = np.empty(N * K // 2, np.int8), np.empty(N, np.float32)
-        for _ in range(4):
-            for matrix in part:
-                native.absmax_kt_amx(matrix, Part("up", 0, (0, N), (0, K)), 4, out, scales)
-
-    def both() -> None:
-        threads = [threading.Thread(target=work, args=(matrices[i::2],)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    seconds = best({"one": lambda: work(matrices), "two": both}, rounds)
-    return ratio_row("two workers, bf16 → kt-amx int4", seconds["one"] / seconds["two"], 1.8, "one worker")
 
 
 def _cases() -> dict[str, Callable[[], None]]:

@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ktforge-bench-", dir=options.tmp) as name:
         tmp = Path(name)
         rows, speed = kernels.run(2 * options.rounds)
-        rows.append(kernels.two_threads(2 * options.rounds))
+        rows += conversion.two_workers(2 * options.rounds)
         rows += startup.run(tmp, options.rounds)
         rows += conversion.against_cp(tmp, int(options.gigabytes * 1e9), options.rounds)
         memory_rows, peaks = conversion.memory(tmp, tuple(int(g * 1e9) for g in options.memory_gigabytes))

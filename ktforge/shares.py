@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ktforge.registry import blame
 from ktforge.tensors import QuantSpec, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
@@ -54,15 +55,18 @@ def share_rows(pipeline: Pipeline, source: UnitSpec, steps: Steps, results: Resu
     count = first_axis(source)
     if count < 2 or not all(stage.rowwise for stage in pipeline.preprocess):
         return 0
-    if any(pipeline.loader.rows(t, 0, 1) is None for t in source.tensors.values() if _has_axis(t, count)):
-        return 0
+    for tensor in source.tensors.values():
+        with blame(pipeline.loader, tensor.name):
+            if _has_axis(tensor, count) and pipeline.loader.rows(tensor, 0, 1) is None:
+                return 0
     if len(results) == 1:
         whole = all(r.quant is None and all(_has_axis(t, count) for t in r.outputs) for r in results[0])
         if not whole or not (source.fused or all(step == (source,) for step in steps)):
             return 0
-    elif len(results) != count or any(len(step) not in (1, count) for step in steps):
+    elif not source.fused or len(results) != count or any(len(step) not in (1, count) for step in steps):
         return 0
-    return 1 if source.fused else max(1, COPIED * count // max(1, source.nbytes))
+    rows = 1 if source.fused else max(1, COPIED * count // max(1, source.nbytes))
+    return rows if rows < count else 0
 
 
 def working_bytes(pipeline: Pipeline, unit: PlannedUnit) -> int:
@@ -73,12 +77,14 @@ def working_bytes(pipeline: Pipeline, unit: PlannedUnit) -> int:
     """
     share = next(shares(pipeline, unit)).planned
     total = share.source.nbytes
-    moment = max((pipeline.loader.scratch_bytes(t) for t in share.source.tensors.values()), default=0)
+    with blame(pipeline.loader, unit.source.name):
+        moment = max((pipeline.loader.scratch_bytes(t) for t in share.source.tensors.values()), default=0)
     before: tuple[UnitSpec, ...] = (share.source,)
     fused = bool(share.results) and all(r.fused is not None for results in share.results for r in results)
     for stage, step in zip(pipeline.preprocess, share.steps, strict=True):
-        moment = max(moment, *(stage.scratch_bytes(u) for u in before))
-        unmade = stage.unmade(before[0]) if fused and step is share.steps[-1] else ()
+        with blame(stage, unit.source.name):
+            moment = max(moment, *(stage.scratch_bytes(u) for u in before))
+            unmade = stage.unmade(before[0]) if fused and step is share.steps[-1] else ()
         known = before[0].tensors if len(before) == len(step) else {}
         total += max(
             (

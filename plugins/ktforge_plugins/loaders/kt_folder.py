@@ -46,6 +46,14 @@ class KtFolderLoader(FolderLoader):
             return self._rest().read(spec)
         return np.memmap(spec.file, spec.dtype, "r", shape=spec.shape)
 
+    def release(self, spec: TensorSpec) -> None:
+        """A .kt file is mapped for as long as its array lives."""
+        if spec.file is not None and spec.file.suffix != ".kt":
+            self._rest().release(spec)
+
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        return self._rest().rows(spec, start, stop) if spec.file is not None and spec.file.suffix != ".kt" else None
+
     def sources(self) -> Sequence[SourceFile]:
         """A .kt file has no header; its name, which holds its size, stands for one."""
         found = [SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(f.name.encode())) for f in self._files()]
