@@ -7,7 +7,7 @@ import pytest
 from conversions import convert, model, tree
 from faults import Disk, dies, fails, run_in_child
 
-from ktforge import OutputError, output
+from ktforge import OutputError, PlanError, output
 from ktforge.checkpoint import UNFINISHED
 
 
@@ -51,7 +51,7 @@ def test_weights_below_are_refused_before_the_first_byte(tiny, foreign, place):
     (foreign / place).parent.mkdir(parents=True)
     (foreign / place).write_bytes(b"weights")
     before = tree(foreign)
-    with pytest.raises(OutputError, match=f"{place} holds weights, and a loader that walks .* move them elsewhere$"):
+    with pytest.raises(PlanError, match=f"{place} holds weights, and a loader that walks .* move them elsewhere$"):
         convert(tiny, foreign, Disk(), overwrite=True)
     assert tree(foreign) == before
 
