@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from typing import Any
 
 from ktforge.errors import Unsupported
 from ktforge.modelconfig import ModelConfig
@@ -21,6 +22,8 @@ from ktforge.unitplan import PlannedUnit, Result, plan_unit
 #: Layer and expert of a plan that serves many: larger than names have (architectures.py reads six digits).
 LAYER, EXPERT = 900_000_001, 900_000_002
 _LAYER, _EXPERT = str(LAYER), str(EXPERT)
+#: TensorSpec._make without its check, which is most of the time that it takes.
+_tensor: Callable[[tuple[Any, ...]], TensorSpec] = partial(tuple.__new__, TensorSpec)
 
 
 class UnitPlanner:
@@ -169,7 +172,7 @@ class Stencil:
         if any(t.file is not None for t in packed.tensors):
             raise _Unclear
         names = "\n".join(t.name for t in packed.tensors)  # one exchange for all, since they are most of a plan
-        dtypes, shapes = [t.dtype for t in packed.tensors], [t.shape for t in packed.tensors]
+        stored = [t[1:] for t in packed.tensors]
         rest = (
             quant.parts, quant.bits, quant.method, quant.group_size, quant.symmetric, quant.scale_dtype,
             quant.scale_bits,
@@ -177,7 +180,8 @@ class Stencil:
 
         def pack(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
             unit = units[key]
-            tensors = tuple(map(TensorSpec, _numbered(names, layer, expert).split("\n"), dtypes, shapes))
+            named = zip(_numbered(names, layer, expert).split("\n"), stored, strict=True)
+            tensors = tuple([_tensor((name, *dtype_and_shape)) for name, dtype_and_shape in named])
             mine = QuantSpec(unit, *rest)
             with blame(layout, unit.name):
                 fused = layout.fused(quantizer, mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import typer
@@ -34,6 +35,9 @@ def main() -> None:
     """Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong, 130 interrupted."""
     from ktforge.errors import KtforgeError
 
+    # A plan is half a million objects and nothing of it is garbage; to look through it again and again takes longer
+    # than to make it.
+    gc.set_threshold(200_000, 20, 20)
     try:
         app()
     except KtforgeError as error:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,6 @@ def command(
 
     registry = installed(block, plugins)
     plan = load_pipeline(pipeline, registry, sets or ()).plan(registry)
-    gc.freeze()  # nothing in it is garbage, and to look for some takes half as long as to make it
     show(plan, as_json=as_json)
 
 
