@@ -86,7 +86,9 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
 
 
 def _ordered(tensors: dict[str, TensorSpec], projections: tuple[str, ...]) -> dict[str, TensorSpec]:
-    return {role: tensors[role] for role in _in_order(tuple(tensors), projections)}
+    roles = tuple(tensors)
+    ordered = _in_order(roles, projections)
+    return tensors if ordered == roles else {role: tensors[role] for role in ordered}
 
 
 @lru_cache

@@ -184,9 +184,9 @@ def _of_ordinary(look: Look) -> Inspection:
         made_from=made_from(manifest),
         expert_storage=_storage(look.kinds.units, experts=True),
         other_storage=_storage(look.kinds.units, experts=False),
-        expert_bytes=sum(u.nbytes for u in grouping.experts),
-        other_bytes=sum(u.nbytes for u in grouping.others),
-        mtp_bytes=sum(u.nbytes for u in grouping.extra),
+        expert_bytes=sum(u.nbytes * count for u, count in look.kinds.units if _has_experts(u)),
+        other_bytes=sum(u.nbytes * count for u, count in look.kinds.units if not _has_experts(u)),
+        mtp_bytes=sum(u.nbytes * count for u, count in look.kinds.extra),
         targets={t: tuple(p for p in problems if p not in unreadable) for t, problems in targets(look).items()},
         problems=(*grouping.problems.lines(), *unreadable),
     )
