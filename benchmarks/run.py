@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--memory-gigabytes", type=float, nargs=2, default=(1, 8), help="sizes for peak memory")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as of an installed package, whose modules are compiled
     with tempfile.TemporaryDirectory(prefix="ktforge-bench-", dir=options.tmp) as name:
         tmp = Path(name)
         rows, speed = kernels.run(2 * options.rounds)

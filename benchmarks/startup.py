@@ -1,4 +1,4 @@
-"""How long ``ktforge --help`` takes, and ``ktforge plan`` of a checkpoint of 200 shards with 200 tensors each."""
+"""How long ``ktforge --help`` takes, and ``plan`` and ``inspect`` of 200 shards with 200 tensors each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run(tmp: Path, rounds: int) -> list[Row]:
         "writer": {"use": "safetensors", "path": str(tmp / "target")},
     }  # fmt: skip
     pipeline.write_text(json.dumps(stages))
-    goals = {"--help": 0.3, "plan": 1.5}
-    commands = {"--help": ["--help"], "plan": ["plan", str(pipeline)]}
+    goals = {"--help": 0.3, "plan": 1.5, "inspect": 1.0}
+    commands = {"--help": ["--help"], "plan": ["plan", str(pipeline)], "inspect": ["inspect", str(source)]}
     cases = {
         name: lambda arguments=arguments: subprocess.run(
             [sys.executable, "-m", "ktforge", *arguments], check=True, capture_output=True
@@ -33,7 +33,7 @@ def run(tmp: Path, rounds: int) -> list[Row]:
     }
     seconds, cpu = best(cases, rounds), best(cases, rounds, _cpu_of_children)
     shutil.rmtree(source)
-    labels = {"--help": "ktforge --help", "plan": f"ktforge plan, {SHARDS} shards × {TENSORS} tensors"}
+    labels = {n: f"ktforge {n}{'' if n == '--help' else f', {SHARDS} shards × {TENSORS} tensors'}" for n in goals}
     return [
         Row(labels[n], f"{s:.2f} s ({cpu[n]:.2f} s of CPU time)", f"≤ {goals[n]} s", s <= goals[n])
         for n, s in seconds.items()
