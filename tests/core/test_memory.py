@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import checkpoints
+import forms
 import numpy as np
 import pytest
 from checkpoints import BF16, fuse, to_fp8
@@ -65,6 +66,13 @@ def mxfp4():
     return made, {}
 
 
+def packed(form):
+    """Zeros in a format of ``forms``; a stored shape would have to be right."""
+    made = forms.stored(experts(), form, [".experts."])
+    made = {n: a for n, a in made.items() if not n.endswith("weight_shape")}
+    return made, {"quantization_config": forms.QUANTIZATION[form]}
+
+
 def fused(**form):
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"EXPERTS": 3, "LAYERS": 1, "SIZE": SIZE, "HIDDEN": HIDDEN}.items():
@@ -92,6 +100,9 @@ FORMS = {
     "fp8 rows": (lambda: fp8((1, HIDDEN)), {"quantize": None, "layout": None}),
     "fp8 to bf16": (lambda: fp8((128, 128)), {"quantize": None, "layout": None}),
     "mxfp4": (mxfp4, {}),
+    "gptq": (lambda: packed("gptq"), {}),
+    "awq": (lambda: packed("awq"), {}),
+    "compressed-tensors": (lambda: packed("compressed-tensors"), {}),
     "fused": (fused, {"preprocess": [SplitExperts(), MoeToBf16()]}),
     "fused transposed": (lambda: fused(transposed=True), {"preprocess": [SplitExperts(), MoeToBf16()]}),
     "fused interleaved": (
