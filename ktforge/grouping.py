@@ -19,6 +19,8 @@ FUSED = ("gate_up", "gate", "up", "down")
 CARRIERS = ("weight", "weight_packed", "qweight")
 #: What formats store beside a weight for its sake: scales, zero points, orders of columns, the shape.
 COMPANION = re.compile(r"\w*(?:scale|zero)\w*|(?:weight_)?g_idx|weight_shape")
+#: The prefix that multimodal models give to the language model's tensors.
+WRAPPER = "language_model."
 _LAYER = re.compile(r"^(?:model\.)?layers\.(\d{1,6})\.")
 #: Multi-token-prediction heads under names of their own.
 _MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
@@ -44,7 +46,7 @@ class Grouping:
 
 def canonical(name: str) -> str:
     """The name without a multimodal wrapper's ``language_model.``."""
-    return name.replace("language_model.", "", 1)
+    return name.replace(WRAPPER, "", 1)
 
 
 def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
@@ -59,8 +61,9 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     fused: dict[int, dict[str, TensorSpec]] = {}
     rest: list[TensorSpec] = []
     result = Grouping()
+    wrapped = any(WRAPPER in spec.name for spec in specs)
     for spec in specs:
-        place = architecture.place(canonical(spec.name))
+        place = architecture.place(canonical(spec.name) if wrapped else spec.name)
         if place is None:
             rest.append(spec)
             continue

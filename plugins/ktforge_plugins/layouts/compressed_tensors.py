@@ -86,9 +86,11 @@ class CompressedTensors(Layout):
         self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any], read: Callable[[TensorSpec], np.ndarray]
     ) -> Iterator[QuantSpec]:
         for name, scale in tensors.items():
+            if not name.endswith(".weight_scale"):
+                continue
             module = name.removesuffix(".weight_scale")
             codes = tensors.get(f"{module}.weight" if self.format == "int-quantized" else f"{module}.weight_packed")
-            if module == name or codes is None or codes.dtype not in (INT8, INT32) or len(scale.shape) != 2:
+            if codes is None or codes.dtype not in (INT8, INT32) or len(scale.shape) != 2:
                 continue
             n, k = codes.shape
             if self.format == "pack-quantized":
