@@ -72,9 +72,10 @@ def _parsed(memory_limit: str) -> int:
 
 
 class _Interrupts:
-    """Handles Ctrl-C: the first one is an exception in the main thread, which waits for the units in flight.
+    """Handles Ctrl-C: the first one is an exception in the main thread, which waits for the units in flight. The second
+    one waits for nothing.
 
-    The second one waits for nothing, not even for a lock that Python's own output needs.
+    Python's own output is locked, and the key may be pressed while the main thread is writing; so both write past it.
     """
 
     def __init__(self) -> None:
@@ -86,9 +87,7 @@ class _Interrupts:
             os.write(2, cursor + b"\nstopped: the same command goes on where this one was\n")
             os._exit(130)  # what is not in the journal yet is written again
         self._seen = True
-        print(
-            "stopping when the units in flight are written; Ctrl-C again to stop at once", file=sys.stderr, flush=True
-        )
+        os.write(2, b"\nstopping when the units in flight are written; Ctrl-C again to stop at once\n")
         raise KeyboardInterrupt
 
 
