@@ -111,13 +111,13 @@ class Look:
 
     @cached_property
     def kinds(self) -> Kinds:
-        return Kinds.of(self.source, self.grouping)
+        return Kinds.of(self.source, self.grouping, self.bf16())
 
     @cached_property
     def whole(self) -> Kinds:
         """The same without experts that lack a projection, which the grouping says already."""
         experts = [u for u in self.grouping.experts if u.fused or u.projections().keys() == set(PROJECTIONS)]
-        return Kinds.of(self.source, replace(self.grouping, experts=experts))
+        return Kinds.of(self.source, replace(self.grouping, experts=experts), self.bf16())
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:

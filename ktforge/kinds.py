@@ -15,6 +15,8 @@ from ktforge.pipeline import Pipeline
 from ktforge.registry import blame
 from ktforge.rules import Targets
 from ktforge.source import Source
+from ktforge.stages import PlanKey, Stage
+from ktforge.stencils import plan_keys, told_apart
 from ktforge.tensors import UnitSpec
 from ktforge.unitplan import PlannedUnit, later_refusals, plan_unit
 
@@ -39,12 +41,13 @@ class Kinds:
     gaps: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: Source, grouping: Grouping) -> Kinds:
-        """The kinds of a source's units."""
+    def of(cls, source: Source, grouping: Grouping, asked: Pipeline) -> Kinds:
+        """The kinds of a source's units. Those that the preprocessors of ``asked`` tell apart are different kinds."""
+        keys = plan_keys(asked.bound(source.config).preprocess) or []
         extra = Grouping(extra=grouping.extra)
         check_extra(extra, source.model, source.config)
-        own = kinds_of([*grouping.others, *grouping.experts])
-        return cls(source, own, kinds_of(grouping.extra), extra.problems.lines())
+        own = kinds_of([*grouping.others, *grouping.experts], keys)
+        return cls(source, own, kinds_of(grouping.extra, keys), extra.problems.lines())
 
     def refusals(self, pipeline: Pipeline) -> tuple[str, ...]:
         """Why ``pipeline`` cannot be run on this source, in the words of its plan; empty if it can."""
@@ -94,11 +97,11 @@ class Kinds:
         return planned
 
 
-def kinds_of(units: Iterable[UnitSpec]) -> tuple[Kind, ...]:
-    """The first unit of each kind, in their order, and how many there are."""
+def kinds_of(units: Iterable[UnitSpec], keys: Sequence[tuple[Stage, PlanKey]] = ()) -> tuple[Kind, ...]:
+    """The first unit of each kind, in their order, and how many there are; ``keys`` tell kinds apart, too."""
     found: dict[object, list[UnitSpec]] = {}
     for unit in units:
         stored = ((r, t.dtype.num, t.shape) for r, t in unit.tensors.items())
-        kind = (_NUMBER.sub("#", unit.name), unit.is_expert, unit.fused, *stored)
+        kind = (_NUMBER.sub("#", unit.name), unit.is_expert, unit.fused, told_apart(unit, keys), *stored)
         found.setdefault(kind, []).append(unit)
     return tuple((same[0], len(same)) for same in found.values())

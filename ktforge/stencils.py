@@ -6,11 +6,11 @@ its plan becomes that of every unit of its kind by putting the layer's and the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ktforge.errors import Unsupported
+from ktforge.errors import PluginError, Unsupported
 from ktforge.modelconfig import ModelConfig
 from ktforge.pipeline import Pipeline
 from ktforge.registry import blame
@@ -33,25 +33,33 @@ class UnitPlanner:
         self._pipeline, self._model, self._targets = pipeline, model, targets
         quantizers = (pipeline.quantize, *(r.quantizer for r in pipeline.rules))
         stages = (pipeline.loader, *pipeline.preprocess, *quantizers, pipeline.layout)
-        keys = [(s, _plan_key(s)) for s in stages if s is not None]
-        self._keys = [(stage, key) for stage, key in keys if key is not alike]
-        self._each_alone = any(key is None for _, key in keys)
-        self._stencils: dict[Hashable, Stencil | None] = {}
+        self._keys = plan_keys(s for s in stages if s is not None)
+        self._stencils: dict[Hashable, tuple[Stencil, Hashable] | None] = {}
 
     def plan(self, unit: UnitSpec) -> PlannedUnit:
         """Raises Unsupported with every reason why the unit cannot be planned."""
-        key = None if self._each_alone else self._key(unit)
+        key = None if self._keys is None else self._key(unit, self._keys)
         if key is None:
             return self._alone(unit)
         if key not in self._stencils:
             self._stencils[key] = self._stencil(unit)
-        stencil = self._stencils[key]
-        return self._alone(unit) if stencil is None else stencil.planned(unit)
+        found = self._stencils[key]
+        if found is None:
+            return self._alone(unit)
+        stencil, chosen = found
+        planned = stencil.planned(unit)
+        return planned if self._chosen(planned) == chosen else self._alone(unit)
 
     def _alone(self, unit: UnitSpec) -> PlannedUnit:
         return plan_unit(self._pipeline, unit, self._model, self._targets)
 
-    def _key(self, unit: UnitSpec) -> Hashable:
+    def _chosen(self, planned: PlannedUnit) -> Hashable:
+        """What the rules say of that which is quantised: the names are known behind the preprocessors only."""
+        if not self._pipeline.rules:
+            return ()
+        return tuple(self._targets.key(u) for u in (planned.steps[-1] if planned.steps else (planned.source,)))
+
+    def _key(self, unit: UnitSpec, plan_keys: Sequence[tuple[Stage, PlanKey]]) -> Hashable:
         """Equal for units that one plan serves; None for a unit that is planned alone."""
         if unit.layer is None:
             return None
@@ -62,22 +70,40 @@ class UnitPlanner:
             rest = name.removeprefix(prefix) if name.startswith(prefix) else _around(name, unit)
             tensors.append((role, rest, tensor.dtype, tensor.shape))
         try:
-            keys = [_called(stage, key, unit) for stage, key in self._keys if key is not None]
+            keys = [_called(stage, key, unit) for stage, key in plan_keys]
         except Unsupported:
             return None
         around = _around(prefix, unit)
         if around is None or any(rest is None for _, rest, _, _ in tensors):
             return None
-        return around, unit.fused, *tensors, self._targets.key(unit), *keys
+        return around, unit.fused, *tensors, *keys
 
-    def _stencil(self, unit: UnitSpec) -> Stencil | None:
-        """None where the plan of ``unit`` itself turns out to be another, such as by a rule for its layer."""
+    def _stencil(self, unit: UnitSpec) -> tuple[Stencil, Hashable] | None:
+        """With what the rules say of ``unit``. None where its own plan turns out to be another, such as by a rule for
+        its layer, or where a stage fails: then it fails on a unit that there is."""
         try:
             plan = plan_unit(self._pipeline, _numberless(unit), self._model, self._targets.fresh())
             stencil = Stencil(plan, self._pipeline.layout)
-        except (Unsupported, _Unclear):
+        except (Unsupported, PluginError, _Unclear):
             return None
-        return stencil if stencil.planned(unit) == self._alone(unit) else None
+        alone = self._alone(unit)
+        return (stencil, self._chosen(alone)) if stencil.planned(unit) == alone else None
+
+
+def plan_keys(stages: Iterable[Stage]) -> list[tuple[Stage, PlanKey]] | None:
+    """Those of the stages that look at more than roles, dtypes and shapes; None if one wants to see every unit."""
+    keys = [(stage, _plan_key(stage)) for stage in stages]
+    if any(key is None for _, key in keys):
+        return None
+    return [(stage, key) for stage, key in keys if key is not None and key is not alike]
+
+
+def told_apart(unit: UnitSpec, keys: Iterable[tuple[Stage, PlanKey]]) -> Hashable:
+    """What :func:`plan_keys` say of a unit, refusals among it."""
+    try:
+        return tuple(_called(stage, key, unit) for stage, key in keys)
+    except Unsupported as refusal:
+        return tuple(map(unit.shorten, refusal.problems))
 
 
 def _plan_key(stage: Stage) -> PlanKey | None:
@@ -94,7 +120,9 @@ def _plan_key(stage: Stage) -> PlanKey | None:
 
 def _called(stage: Stage, key: PlanKey, unit: UnitSpec) -> Hashable:
     with blame(stage, unit.name):
-        return key(unit)
+        value = key(unit)
+        hash(value)
+        return value
 
 
 class _Unclear(Exception):

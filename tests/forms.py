@@ -106,6 +106,13 @@ def mtp(lost=".nothing."):
     return data | {n: a.copy() for n, a in extra.items() if lost not in n}, model
 
 
+def ignored():
+    """Packed experts, of which config.json says that those of one layer are not."""
+    data, model = moe("compressed-tensors")
+    ignore = ["re:.*layers\\.1\\.mlp\\.experts.*"]
+    return data, model | {"quantization_config": {**QUANTIZATION["compressed-tensors"], "ignore": ignore}}
+
+
 def broken():
     """An expert is missing, another has a dtype that nothing reads."""
     data, model = moe()
@@ -135,7 +142,10 @@ FORMS = {
     "columns of 36": lambda: odd(36, 36),
     "columns of 33": lambda: odd(33, 33),
     "broken": broken,
+    "ignored": ignored,
 }  # fmt: skip
+#: Of these nothing can be made before they are mended.
+WRONG = ("broken", "ignored")
 
 
 def write(folder, name):

@@ -106,7 +106,7 @@ def test_the_answers_are_those_of_the_commands(tmp_path, registry, name):
     for target, reasons in seen.targets.items():
         said = answer(answers[target])
         assert set(said) == ({*reasons, *seen.problems} if target != DEQUANTIZE else set(reasons)), target
-    assert seen.usable == (name != "broken")
+    assert seen.usable == (name not in forms.WRONG)
 
 
 def test_a_dense_model_says_what_can_be_made_of_it(tmp_path, registry):

@@ -1,6 +1,7 @@
 """What one plan serves many for is what each of them would have been planned as by itself."""
 
 import checkpoints
+import forms
 import numpy as np
 import pytest
 from ktforge_plugins import (
@@ -13,10 +14,11 @@ from ktforge_plugins import (
     SplitExperts,
 )
 
-from ktforge import Pipeline, Rule, Unsupported, stencils
+from ktforge import Pipeline, PluginError, Rule, Unsupported, stencils
 from ktforge.grouping import group
 from ktforge.rules import Targets
 from ktforge.source import read_source
+from ktforge.stages import alike
 from ktforge.testing import MemoryLoader, MemoryWriter
 from ktforge.unitplan import plan_unit
 
@@ -113,7 +115,9 @@ def test_schemes_by_layer(monkeypatch):
 
 
 RULES = {
-    "for a layer": [Rule(match="*.layers.0.*", quantizer=None)],
+    "for the first layer": [Rule(match="*.layers.0.*", quantizer=None)],
+    "for another layer": [Rule(match="*.layers.1.*", quantizer=Int8(group_size=32))],
+    "for experts of another layer": [Rule(match="*.layers.1.mlp.experts.*", quantizer=Int8(group_size=32))],
     "for an expert": [Rule(match="re:.*experts.[13].", quantizer=Int8(group_size=32))],
     "for a projection": [Rule(match="*.down_proj.weight", quantizer=Int8(group_size=32))],
     "for names that stand for any": [Rule(match=f"*.{stencils.LAYER}.*", quantizer=None)],
@@ -123,6 +127,37 @@ RULES = {
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
 def test_rules_by_number(monkeypatch, loader, rules):
     compare(monkeypatch, loader, rules=rules, **STANDARD)
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("form", forms.STORED)
+def test_rules_ask_for_the_weights_that_are_quantised(monkeypatch, form, rules):
+    data, model = forms.moe(form)
+    compare(monkeypatch, MemoryLoader(tensors=data, model=model), rules=rules, **STANDARD)
+
+
+class Fragile(Int4):
+    """A stage that says that names decide nothing, and fails."""
+
+    def plan_key(self):
+        return alike
+
+    def plan(self, unit, demand):
+        raise KeyError(unit.name)
+
+
+class Listed(Int4):
+    def plan_key(self):
+        return lambda unit: [unit.name]
+
+
+@pytest.mark.parametrize("quantizer", [Fragile(), Listed()])
+def test_a_stage_that_fails_is_named_with_a_unit_that_there_is(quantizer):
+    data, model = checkpoints.tensors(), checkpoints.config()
+    with pytest.raises(PluginError, match=r"plugin int4 .* failed on model\.layers\.0\."):
+        Pipeline(
+            loader=MemoryLoader(tensors=data, model=model), quantize=quantizer, layout=KtAmx(), writer=MemoryWriter()
+        ).plan()
 
 
 class ByLayer(Int4):
