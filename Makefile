@@ -25,6 +25,7 @@ test-runtime: $(VENV)/.test
 
 docs: $(VENV)/.docs docs/assets/mermaid.min.js
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "the documentation begins at site/index.html"
 
 # Drawings need this script. Without npm the pages take it from the network when they are looked at.
 docs/assets/mermaid.min.js:

@@ -179,7 +179,8 @@ class _Builder:
 
     def _stage(self, key: str, value: Any, path: tuple[Key, ...]) -> Stage | None:
         if not isinstance(value, dict) or not isinstance(value.get("use"), str):
-            self._problem(path, "must say which plugin to use, such as {use: safetensors, …}")
+            word = value if isinstance(value, str) else "NAME"
+            self._problem(path, f"must say which plugin to use, as in {{use: {word}, …}}")
             return None
         try:
             entry = self.registry.find(key, value["use"])

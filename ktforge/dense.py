@@ -25,7 +25,7 @@ def check_dense(pipeline: Pipeline, model: ModelConfig) -> None:
         return
     kind = f"model_type {model.model_type}" if model.model_type else "no model_type"
     mend = (
-        f"the layout {stage.name} holds nothing else; compressed-tensors does"
+        f"the layout {stage.name} holds nothing else; the layout compressed-tensors does"
         if pipeline.layout
         else f"{stage.name} is for nothing else; preprocessors of one number format, such as fp8, take any model"
     )

@@ -41,7 +41,7 @@ def require_packed(loader: Loader, registry: Registry, ordinary: Sequence[Tensor
     if packed is None and quantization_config(loader.config()):
         raise CheckpointError(
             f"{loader.folder()} was not packed by ktforge, but its config.json says how it is quantised: "
-            "`ktforge convert` reads it as it is, and `ktforge init` prints a pipeline for it"
+            "`ktforge moe-to-bf16` makes BF16 of it, and `ktforge convert` reads it as it is"
         )
     if packed is None:
         raise CheckpointError(f"{loader.folder()} holds no packed weights that an installed layout can read back")

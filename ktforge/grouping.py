@@ -204,8 +204,8 @@ def expert_unit(model: ModelConfig, layer: int, expert: int) -> UnitSpec:
     architecture = next(known, None)
     if architecture is None or architecture.experts is None:
         raise CheckpointError(
-            f"no architecture file lists the model_type {model.model_type!r}, so its experts' names are not known: "
-            "add it to one in ktforge/data/architectures"
+            f"no architecture file has names for single experts of the model_type {model.model_type!r}: add them to "
+            "one in ktforge/data/architectures"
         )
     tensors = {}
     for projection in PROJECTIONS:

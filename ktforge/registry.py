@@ -188,6 +188,8 @@ def load_file(path: Path) -> object:
     spec = importlib.util.spec_from_file_location(name, path)
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise PluginError(f"plugin {path} is not a Python file (.py)")
+    if not path.is_file():
+        raise PluginError(f"plugin {path} does not exist")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pydantic looks up a class's annotations there
     try:

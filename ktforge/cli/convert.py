@@ -70,8 +70,13 @@ def command(
     from ktforge.recipes import RAWINT4_GROUP, convert
 
     raw = quant_method is QuantMethod.rawint4
-    if raw and (layout is LayoutName.kt_amx or group_size not in (None, RAWINT4_GROUP)):
-        raise typer.BadParameter(f"rawint4 is compressed-tensors in groups of {RAWINT4_GROUP}: leave the others away")
+    if raw and layout is LayoutName.kt_amx:
+        raise typer.BadParameter("rawint4 is for the layout compressed-tensors: leave --layout away, or say int4")
+    if raw and group_size not in (None, RAWINT4_GROUP):
+        raise typer.BadParameter(
+            f"rawint4 has groups of {RAWINT4_GROUP}: leave --group-size away, or say int4 with --layout "
+            "compressed-tensors"
+        )
     chosen = layout or (LayoutName.compressed_tensors if raw else LayoutName.kt_amx)
     if chosen is LayoutName.kt_amx and group_size is not None:
         raise typer.BadParameter(

@@ -15,7 +15,12 @@ def command(
     ] = None,
 ) -> None:
     """Write the package of a plugin to start from: a quantizer, a layout, and their tests."""
+    from ktforge.errors import ConfigError
+    from ktforge.registry import Registry
     from ktforge.skeleton import write_skeleton
 
+    taken = [e for e in Registry.installed().entries() if e.cls.name == name]
+    if taken:
+        raise ConfigError(f"there is a {taken[0].cls.stage} called {name!r} already ({taken[0]}): choose another name")
     folder = write_skeleton(name, output)
     typer.echo(f"{folder}: next, pip install --editable {folder}, then ktforge plugins")

@@ -29,14 +29,14 @@ def command(
     show(plan, as_json=as_json)
 
 
-def show(plan: Plan, *, as_json: bool) -> None:
-    """Prints the plan, then raises PlanError if it has refusals."""
+def show(plan: Plan, *, as_json: bool, workers: int | None = None) -> None:
+    """Prints the plan for so many ``workers`` (default: one a core), then raises PlanError if it has refusals."""
     if as_json:
         typer.echo(json.dumps(summary(plan), indent=2))
         if plan.problems:
             raise typer.Exit(1)
         return
-    show_rows(_rows(plan))
+    show_rows(_rows(plan, workers))
     plan.check()
 
 
@@ -64,11 +64,11 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _rows(plan: Plan) -> list[tuple[str, str]]:
+def _rows(plan: Plan, workers: int | None) -> list[tuple[str, str]]:
     from ktforge.execute import default_workers
     from ktforge.sizes import counted, size_text
 
-    model, workers = plan.model, default_workers()
+    model, workers = plan.model, workers or default_workers()
     experts = f"{counted(model.experts, 'expert')} in {counted(len(model.moe_layers), 'layer')}"
     rows = [("model", f"{model.model_type or 'unknown type'}, {experts if model.experts else 'dense'}")]
     if not plan.problems:

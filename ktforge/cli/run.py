@@ -21,12 +21,14 @@ def command(
 ) -> None:
     """Run a pipeline file, or go on where an earlier run of it stopped."""
     from ktforge.cli.plan import show
-    from ktforge.cli.running import carry_out
+    from ktforge.cli.running import carry_out, memory_bytes
     from ktforge.config import load_pipeline
 
     registry = installed(block, plugins)
     built = load_pipeline(pipeline, registry, sets or ())
     if dry_run:
-        show(built.plan(registry), as_json=False)
+        plan = built.plan(registry)
+        show(plan, as_json=False, workers=options.workers)
+        plan.check_memory(memory_bytes(options.memory_limit))
     else:
         carry_out(built, registry, options)

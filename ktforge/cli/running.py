@@ -32,7 +32,7 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
     Ctrl-C ends it when the units in flight are written; a second one ends the process at once. Either way, and after
     an error, the output can go on.
     """
-    limit = None if options.memory_limit is None else _parsed(options.memory_limit)
+    limit = memory_bytes(options.memory_limit)
     progress = Bar() if sys.stderr.isatty() else Lines()
     registry.add(progress, name="ktforge-progress")
     started = time.perf_counter()
@@ -57,16 +57,17 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
         progress.stop()
         signal.signal(signal.SIGINT, before)
     seconds = time.perf_counter() - started
-    what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "weight")
+    what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "tensor")
     print(
         f"{pipeline.writer.folder()}: {what}, {size_text(plan.source_bytes)} → "
         f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(progress.done / seconds))}/s)"
     )
 
 
-def _parsed(memory_limit: str) -> int:
+def memory_bytes(memory_limit: str | None) -> int | None:
+    """``--memory-limit`` in bytes. Raises ConfigError for what is no size."""
     try:
-        return parse_size(memory_limit)
+        return None if memory_limit is None else parse_size(memory_limit)
     except ValueError as error:
         raise ConfigError(f"--memory-limit: {error}") from error
 

@@ -47,6 +47,19 @@ def test_run(pipeline, out):
     assert ktforge("run", pipeline, "--overwrite").returncode == 0
 
 
+def test_dry_run_is_one_of_the_run_that_was_asked_for(pipeline, out):
+    one, three = (ktforge("run", pipeline, "--dry-run", "--workers", n).stdout for n in (1, 3))
+    assert "for 1 unit at once" in one and "for 3 units at once" in three
+    refused(ktforge("run", pipeline, "--dry-run", "--memory-limit", "100KB"), "more than the memory limit of 100.00 kB")
+    refused(ktforge("run", pipeline, "--dry-run", "--memory-limit", "much"), "--memory-limit: 'much' is no size")
+    assert not out.exists()
+
+
+def test_a_new_plugin_takes_no_name_that_is_taken(tmp_path):
+    refused(ktforge("new-plugin", "int4", "--output", tmp_path / "new"), "there is a quantize called 'int4' already")
+    assert not (tmp_path / "new").exists()
+
+
 def test_dry_run_writes_nothing(pipeline, out):
     done = ktforge("run", pipeline, "--dry-run")
     assert done.returncode == 0 and "compression" in done.stdout

@@ -14,6 +14,7 @@ from ktforge_plugins import (
     KtFolderWriter,
     SafetensorsLoader,
     SafetensorsWriter,
+    SplitExperts,
 )
 
 from ktforge import CheckpointError, Pipeline, Registry
@@ -108,12 +109,42 @@ def test_an_unknown_model_type_cannot_get_its_names_back(source, tmp_path, regis
     loader = SafetensorsLoader(path=source)
     Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
     (packed / "config.json").write_text(json.dumps(checkpoints.config(model_type="brand_new")))
-    with pytest.raises(CheckpointError, match="no architecture file lists the model_type 'brand_new'"):
+    with pytest.raises(CheckpointError, match="no architecture file has names for single experts of .* 'brand_new'"):
         dequantize_pipeline(packed, tmp_path / "back", registry).plan()
 
 
+@pytest.mark.parametrize("layout", [KtAmx(), CompressedTensors()])
+@pytest.mark.parametrize("family", ["granitemoe", "step3p5"])
+def test_experts_that_were_fused_come_back_one_by_one(tmp_path, registry, family, layout):
+    data = checkpoints.fuse(checkpoints.tensors(), stem="block_sparse_moe" if family == "granitemoe" else "moe")
+    if family == "granitemoe":
+        names = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
+        data = {_renamed(n, names): a for n, a in data.items()}
+    else:
+        for name in [n for n in data if n.endswith("gate_up_proj")]:
+            for half, array in zip(("gate_proj", "up_proj"), np.split(data.pop(name), 2, axis=1), strict=True):
+                data[name.replace("gate_up_proj", f"{half}.weight")] = np.ascontiguousarray(array)
+        data = {_renamed(n, {"moe.down_proj": "moe.down_proj.weight"}): a for n, a in data.items()}
+    source = checkpoints.write(tmp_path / "source", data, checkpoints.config(model_type=family))
+    Pipeline(
+        loader=SafetensorsLoader(path=source), preprocess=[SplitExperts()], quantize=Int8(), layout=layout,
+        writer=SafetensorsWriter(path=tmp_path / "packed"),
+    ).run()  # fmt: skip
+    dequantize_pipeline(tmp_path / "packed", tmp_path / "back", registry).run()
+    made = checkpoints.load_output(tmp_path / "back")
+    for name, array in checkpoints.tensors().items():
+        if ".experts." in name:
+            got = made[name.replace("mlp", "block_sparse_moe" if family == "granitemoe" else "moe")]
+            assert np.abs(got.astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+
+
+def _renamed(name, names):
+    found = next((old for old in names if name.endswith(old)), None)
+    return name if found is None else name.removesuffix(found) + names[found]
+
+
 def test_what_ktforge_did_not_write_is_for_moe_to_bf16(source, tmp_path, registry):
-    with pytest.raises(CheckpointError, match=r"was not packed by ktforge, .* `ktforge convert` reads it as it is"):
+    with pytest.raises(CheckpointError, match=r"was not packed by ktforge, .* `ktforge moe-to-bf16` makes BF16 of it"):
         round_trip(source, tmp_path, registry, Int4(group_size=32), CompressedTensors(), manifest=False)
 
 
