@@ -109,7 +109,7 @@ def test_an_unknown_model_type_cannot_get_its_names_back(source, tmp_path, regis
     loader = SafetensorsLoader(path=source)
     Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
     (packed / "config.json").write_text(json.dumps(checkpoints.config(model_type="brand_new")))
-    with pytest.raises(CheckpointError, match="no architecture file has names for single experts of .* 'brand_new'"):
+    with pytest.raises(CheckpointError, match=r"no architecture file has names for single experts of .* 'brand_new'"):
         dequantize_pipeline(packed, tmp_path / "back", registry).plan()
 
 
