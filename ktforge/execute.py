@@ -80,6 +80,7 @@ def execute(
         with native.lost_pages_caught():
             crew.run(pieces, work)
         watch.check()
+        watch.check_pages()
 
 
 def _is_kept(sink: Sink, planned: PlannedUnit) -> bool:

@@ -12,6 +12,7 @@ from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, Safetenso
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, OutputError, Pipeline, PluginError, Registry, files, hookimpl, output, shares
+from ktforge.growing import Growing
 from ktforge.shares import Share
 from ktforge.tensors import TensorSpec
 from ktforge.testing import MemoryLoader, MemoryWriter
@@ -151,7 +152,7 @@ def test_pieces_are_hashed_in_order_whatever_order_they_come_in(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"header" + data.tobytes())
     with path.open("rb") as opened:
-        growing = output._Growing(TensorSpec("x", data.dtype, data.shape))
+        growing = Growing(TensorSpec("x", data.dtype, data.shape))
         order = [3, 0, 6, 1, 2, 5, 4]
         done = []
         for row in order:
@@ -230,21 +231,20 @@ def share(nbytes, limit_bytes=0):
 
 
 def test_what_a_part_raises_ends_the_run():
-    crew = Workers(3)
-    begun = threading.Barrier(2)
+    """Both threads are in parts that fail, so neither takes another before one of them has failed."""
+    crew = Workers(2)
+    begun, late = threading.Barrier(2), []
 
     def work(_):
-        def slow():
-            begun.wait(timeout=30)
-
         def fails():
             begun.wait(timeout=30)
             raise KeyError("oops")
 
-        crew.together([slow, fails, *[fails] * 0])
+        crew.together([fails, fails, *[lambda: late.append(None)] * 5])
 
     with pytest.raises(KeyError, match="oops"):
         crew.run([share(1)], work)
+    assert not late, "those that have not begun are dropped"
 
 
 def test_the_last_large_tensor_comes_first_and_nothing_else_moves():
