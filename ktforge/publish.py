@@ -83,7 +83,11 @@ def publish(folder: Path, staging: Path, paths: list[str], *, overwrite: bool) -
     """
     targets = [folder / p for p in paths]
     manifest, waiting = folder / MANIFEST, staged(staging, MANIFEST)
-    if waiting.exists():
+    if not waiting.exists():
+        gone = next((target for target in (manifest, *targets) if not target.exists()), None)
+        if gone is not None:
+            raise OutputError(f"{gone} is gone from the unfinished output: start over with --restart")
+    else:
         problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths))
         if problems:
             raise OutputError(*problems)

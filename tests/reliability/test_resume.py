@@ -217,6 +217,22 @@ def test_a_file_that_is_not_whole_is_not_trusted(copy, out, damage, what):
         convert(copy, out, Disk())
 
 
+@pytest.mark.parametrize("lost", ["ktforge_manifest.json", "config.json"])
+def test_a_staged_file_that_is_gone_is_not_published_without(tiny, out, monkeypatch, lost):
+    def stops(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(output, "publish", stops)
+        pipeline(tiny, SafetensorsWriter(path=out)).run()
+    (out / output.PARTIAL / f"{lost}.partial").unlink()
+    with pytest.raises(OutputError, match=r"is gone.*: start over with --restart$"):
+        pipeline(tiny, SafetensorsWriter(path=out)).run()
+    assert output.is_unfinished(out)
+    pipeline(tiny, SafetensorsWriter(path=out)).run(restart=True)
+    assert not output.is_unfinished(out) and (out / "ktforge_manifest.json").exists()
+
+
 def test_an_error_leaves_what_was_made(copy, out, monkeypatch):
     def breaks(self, unit, buffers):
         if unit.spec.unit.name.endswith(".4"):
