@@ -13,7 +13,7 @@ from conversions import convert, model, pipeline
 from faults import Disk, run_in_child
 from ktforge_plugins import KtAmx, SafetensorsLoader, SafetensorsWriter
 
-from ktforge import CheckpointError, SourceFile, UnitSpec, native, output
+from ktforge import CheckpointError, Registry, SourceFile, UnitSpec, hookimpl, native, output
 from ktforge.sourcewatch import SourceWatch, WatchedSink
 
 PAGE = mmap.PAGESIZE
@@ -73,6 +73,20 @@ def test_a_source_that_changes_before_it_is_opened_is_an_error(copy, io, change,
         loader.read(spec)
 
 
+@pytest.mark.parametrize(("size", "message"), [(0, "is empty"), (5000, "ends before .* does")])
+def test_a_source_that_is_cut_short_before_the_first_read_says_so(copy, out, size, message):
+    """What was not read is released, too; that has no error of its own to tell."""
+
+    class Cuts:
+        @hookimpl
+        def ktforge_planned(self, plan):
+            for path in copy.glob("*.safetensors"):
+                os.truncate(path, size)
+
+    with pytest.raises(CheckpointError, match=rf"safetensors {message}: it was cut short after it was opened$"):
+        pipeline(copy, SafetensorsWriter(path=out)).run(workers=1, registry=Registry(Cuts()))
+
+
 def with_a_copied_tensor(copy, rows):
     """The checkpoint as one file, with a tensor of so many rows of 512 bytes that passes through; the path of it."""
     data = checkpoints.load_output(copy) | {"zz.weight": np.ones((rows, 256), checkpoints.BF16)}
@@ -114,7 +128,7 @@ def test_a_page_that_is_gone_while_the_system_copies_it(copy, out, restored):
 
 
 def test_a_page_that_is_gone_while_it_is_hashed(copy, out):
-    """There it reads as zeros, which are written without an error. The tensor is the last, of three pieces; its second
+    """There it reads as zeros, which are written without an error. The tensor is of three pieces; its second
     is gone when it is its turn, and back before anybody looks at the file."""
     source = with_a_copied_tensor(copy, 6 << 10)
     before, content, pieces = source.stat(), source.read_bytes(), []
