@@ -57,7 +57,10 @@ class WatchedSink:
         self._watch.check(self._paths)
         self._watch.check_pages(self._unit)
         try:
-            self._sink.write(tensor, data, row)
+            if row is None:
+                self._sink.write(tensor, data)
+            else:
+                self._sink.write(tensor, data, row)
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise
