@@ -1,6 +1,7 @@
 """Units are worked on in pieces, by any number of workers, and the bytes are those of the whole."""
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -11,7 +12,18 @@ from checkpoints import BF16, EXPERTS, LAYERS, fuse
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter, SplitExperts
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, OutputError, Pipeline, PluginError, Registry, files, hookimpl, output, shares
+from ktforge import (
+    CheckpointError,
+    OutputError,
+    Pipeline,
+    PluginError,
+    Registry,
+    files,
+    hookimpl,
+    output,
+    shares,
+    workers,
+)
 from ktforge.growing import Growing
 from ktforge.shares import Share
 from ktforge.tensors import TensorSpec
@@ -245,6 +257,35 @@ def test_what_a_part_raises_ends_the_run():
     with pytest.raises(KeyError, match="oops"):
         crew.run([share(1)], work)
     assert not late, "those that have not begun are dropped"
+
+
+def test_an_interrupt_of_the_stop_leaves_no_thread(monkeypatch):
+    """Ctrl-C while the run waits, and again before the threads have been told: none may outlive the sink."""
+    crew = Workers(2)
+    stop, begun, interrupts = Workers._stop, threading.Event(), iter([KeyboardInterrupt])
+
+    def interrupted(self):
+        if threading.current_thread() is threading.main_thread():
+            for interrupt in interrupts:
+                raise interrupt
+        stop(self)
+
+    def wait(*arguments, **options):
+        begun.wait(timeout=30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Workers, "_stop", interrupted)
+    monkeypatch.setattr(workers, "wait", wait)
+    done = []
+
+    def work(_):
+        begun.set()
+        time.sleep(0.05)
+        done.append(None)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([share(1)] * 100, work)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ktforge")] and len(done) < 100
 
 
 def test_the_last_large_tensor_comes_first_and_nothing_else_moves():
