@@ -110,6 +110,24 @@ def test_a_stage_that_looks_at_all_experts_gets_them_all():
         }
 
 
+@pytest.mark.parametrize("loader", ["memory", "safetensors"])
+def test_a_fused_layer_with_an_empty_tensor_is_worked_on_as_a_whole(tmp_path, loader):
+    data = fuse(checkpoints.tensors())
+    name = "model.layers.0.mlp.experts.gate_up_proj_bias"
+    data[name] = np.zeros((EXPERTS, 0), BF16)
+    loaders = {
+        "memory": lambda: MemoryLoader(tensors=data, model=checkpoints.config(**CONFIG)),
+        "safetensors": lambda: SafetensorsLoader(
+            path=checkpoints.write(tmp_path / "model", data, checkpoints.config(**CONFIG))
+        ),
+    }
+    for writer in (MemoryWriter(), SafetensorsWriter(path=tmp_path / "out")):
+        Pipeline(loader=loaders[loader](), preprocess=[MoeToBf16()], writer=writer).run(workers=2)
+        made = writer.tensors if isinstance(writer, MemoryWriter) else checkpoints.load_output(tmp_path / "out")
+        assert made[name].shape == (EXPERTS, 0)
+        assert {n: a.tobytes() for n, a in made.items()} == {n: a.tobytes() for n, a in data.items()}
+
+
 def run_fused(folder, out, monkeypatch, **options):
     """Experts stay fused and become BF16, everything else is copied, both in pieces; every tensor is noted at once."""
     monkeypatch.setattr(output, "SAVE_EVERY", 0.0)
