@@ -44,6 +44,9 @@ def check_output(folder: Path, source: Path | None) -> list[str]:
     """Why this folder cannot take an output at all, one sentence each; empty if it can."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file: give a folder for the output"]
+    above = next(p for p in folder.absolute().parents if p.exists())
+    if not above.is_dir():
+        return [f"{folder} would lie below {above}, which is a file: give another folder for the output"]
     if (folder / PARTIAL).is_symlink():
         return [f"{folder / PARTIAL} is a symbolic link, which ktforge does not make: remove it"]
     if source is not None:

@@ -126,6 +126,13 @@ def test_a_file_in_the_way(source, out):
         pipeline(source, SafetensorsWriter(path=out)).run(overwrite=True)
 
 
+def test_a_file_above(source, out):
+    out.write_text("x")
+    for folder in (out / "a", out / "a" / "b"):
+        with pytest.raises(PlanError, match=rf"would lie below {out}, which is a file: give another folder"):
+            pipeline(source, SafetensorsWriter(path=folder)).run()
+
+
 def test_nothing_that_loaders_look_for_exists_before_the_end(source, out):
     seen = []
 

@@ -180,6 +180,8 @@ def test_what_counts_as_code(tmp_path, monkeypatch):
     with_rule = plain.model_copy(update={"rules": (Rule(match="*", quantizer=mine),)})
     assert "my_package" not in unversioned(plain)
     before = unversioned(with_rule)["my_package"]
+    (package / ".#core.py").symlink_to("somebody@somewhere.4711")
+    assert unversioned(with_rule)["my_package"] == before
     (package / "core.py").write_text("STEP = 2\n")
     assert unversioned(with_rule)["my_package"] != before
     monkeypatch.setattr(provenance, "_is_editable", lambda distribution: False)
