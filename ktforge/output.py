@@ -69,10 +69,10 @@ def outlook(folder: Path, plan: Plan) -> str | None:
     journal = Journal(folder / PARTIAL / JOURNAL)
     if journal.fingerprint:
         try:
-            check_unchanged(folder, journal.fingerprint, fingerprint(plan))
+            check_unchanged(folder, journal.fingerprint, fingerprint(plan), _again(folder, journal))
         except OutputError as error:
-            changes = "; ".join(error.problems[:-1])
-            return f"{folder} holds an unfinished output that cannot go on ({changes}): --restart discards it"
+            changes, again = "; ".join(error.problems[:-1]), _again(folder, journal)
+            return f"{folder} holds an unfinished output that cannot go on ({changes}): {again} discards it"
         needs = "" if _may_replace(folder, journal, overwrite=False, goes_on=True) else " with --overwrite"
         count = sum(len(f.tensors) for f in plan.files)
         return (
@@ -89,6 +89,12 @@ def _may_replace(folder: Path, journal: Journal, *, overwrite: bool, goes_on: bo
     if overwrite or (goes_on and (journal.overwrite or journal.staged)) or (folder / UNFINISHED).exists():
         return True
     return not (folder.exists() and any(p.name != PARTIAL for p in folder.iterdir()))
+
+
+def _again(folder: Path, journal: Journal) -> str:
+    """The options with which a run discards the unfinished output in ``folder`` and begins anew."""
+    alone = _may_replace(folder, journal, overwrite=False, goes_on=False)
+    return "--restart" if alone else "--restart --overwrite"
 
 
 @contextmanager
@@ -147,11 +153,12 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
     journal = Journal(staging / JOURNAL)
     goes_on = bool(journal.fingerprint) and not restart
     if goes_on:
-        check_unchanged(folder, journal.fingerprint, now)
+        check_unchanged(folder, journal.fingerprint, now, _again(folder, journal))
     if not _may_replace(folder, journal, overwrite=overwrite, goes_on=goes_on):
         if not journal.fingerprint:
             discard(folder, staging)
-        raise OutputError(f"{folder} is not empty: choose another folder, or say --overwrite")
+        needed = _again(folder, journal) if restart and journal.fingerprint else "--overwrite"
+        raise OutputError(f"{folder} is not empty: choose another folder, or say {needed}")
     if not goes_on:
         discard(folder, staging)
         journal = Journal(staging / JOURNAL)
@@ -178,7 +185,7 @@ def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, 
         size = path.stat().st_size if path.is_file() else None
         if size != file.nbytes:
             has = "is gone" if size is None else f"has {size:,} bytes; {file.nbytes:,} were written"
-            raise OutputError(f"{path} of the unfinished output {has}: start over with --restart")
+            raise OutputError(f"{path} of the unfinished output {has}: start over with {_again(folder, journal)}")
         if verify:
             _verify(path, file, journal.written)
 

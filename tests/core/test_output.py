@@ -77,7 +77,7 @@ def test_a_plan_says_how_an_unfinished_output_goes_on(source, out):
     )
     other = pipeline(source, SafetensorsWriter(path=out), non_experts="keep").plan().outlook()
     assert other.startswith(f"{out} holds an unfinished output that cannot go on (")
-    assert 'layout.non_experts was "rename", and is "keep"' in other and other.endswith("): --restart discards it")
+    assert "layout.non_experts was rename and is keep" in other and other.endswith("): --restart discards it")
     (out / "notes.txt").write_text("mine")
     assert "the run goes on with --overwrite behind" in made.plan().outlook()
     made.run(overwrite=True)
