@@ -86,7 +86,10 @@ class CheckpointFolder:
 
     def begun(self) -> str | None:
         """What a run that was cut off, or still goes on, has made so far in this folder; None if there is none."""
-        journal = Journal(self.path / PARTIAL / JOURNAL)
+        path = self.path / PARTIAL / JOURNAL
+        if path.is_file() and path.stat().st_size > JSON_LIMIT:
+            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
+        journal = Journal(path)
         formats = journal.fingerprint.get("formats")
         if not journal.fingerprint:
             return None

@@ -21,7 +21,7 @@ from ktforge.registry import blame, owner
 from ktforge.shares import Share, shares
 from ktforge.sourcewatch import SourceWatch, WatchedSink
 from ktforge.stages import Fused, Layout, Loader, Preprocessor, Quantizer, Sink, Stage
-from ktforge.tensors import PackedSpec, PackedUnit, QuantSpec, QuantUnit, Unit, UnitSpec, dtype_name
+from ktforge.tensors import PackedSpec, QuantSpec, QuantUnit, TensorSpec, Unit, UnitSpec, dtype_name
 from ktforge.unitplan import PlannedUnit, Result
 from ktforge.workers import Workers
 
@@ -80,6 +80,7 @@ def execute(
         with native.lost_pages_caught():
             crew.run(pieces, work)
         watch.check()
+        watch.check_pages()
 
 
 def _is_kept(sink: Sink, planned: PlannedUnit) -> bool:
@@ -125,7 +126,7 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
                 continue
             crew.buffers.clear()
             for role, tensor in (result.renamed or {}).items():
-                sink.write(tensor, unit.tensors[role], share.row)
+                _write(plan, sink, tensor, unit.tensors[role], share.row)
 
 
 def _narrowed(unit: Unit, spec: UnitSpec) -> Unit:
@@ -171,7 +172,8 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
         _check_quantised(quantizer, quantised, result.quant)
         with blame(layout, result.unit.name):
             layout.pack(quantised, buffers)
-        _write(sink, result.packed, buffers)
+        for tensor in result.packed.tensors:
+            _write(plan, sink, tensor, buffers[tensor.name])
         return
     pieces = [(result.fused, result.packed)]
     if crew.scarce:
@@ -181,7 +183,8 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
         buffers = crew.buffers.of(packed)
         with blame(layout, result.unit.name):
             fused(unit, buffers)
-        _write(sink, packed, buffers)
+        for tensor in packed.tensors:
+            _write(plan, sink, tensor, buffers[tensor.name])
 
     if len(pieces) == 1:
         one(*pieces[0])
@@ -202,9 +205,16 @@ def _parts(layout: Layout, quantizer: Quantizer, quant: QuantSpec) -> list[tuple
     return found
 
 
-def _write(sink: Sink, packed: PackedSpec, buffers: PackedUnit) -> None:
-    for tensor in packed.tensors:
-        sink.write(tensor, buffers[tensor.name])
+def _write(plan: Plan, sink: Sink, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
+    """An OSError is the disk's, and passes; anything else that a sink raises is its writer's."""
+    failed = None
+    with blame(plan.pipeline.writer, tensor.name):
+        try:
+            sink.write(tensor, data, row)
+        except OSError as error:
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def _checked(stage: Stage, unit: Unit, spec: UnitSpec) -> Unit:

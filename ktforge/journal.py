@@ -138,21 +138,30 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     }
 
 
-def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises OutputError with one sentence for each thing that differs between two fingerprints."""
-    changes = [_change(key, *values) for key, *values in _differences("", _but_source(before), _but_source(now))]
+#: What follows from the pipeline: where that has changed, a user is not told of these.
+_DERIVED = ("formats", "methods", "config.json", "output files")
+
+
+def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], again: str) -> None:
+    """Raises OutputError with one sentence for each thing that differs between two fingerprints; ``again`` are the
+    options that start over."""
+    derived = _DERIVED if before.get("pipeline") != now.get("pipeline") else ()
+    one, other = ({k: v for k, v in of.items() if k not in ("source", *derived)} for of in (before, now))
+    changes = [_change(key, *values) for key, *values in _differences("", one, other)]
     changes += _source_changes(before.get("source"), now.get("source"))
     if changes:
         raise OutputError(
             *changes[:20],
             *([f"and {len(changes) - 20:,} more of the kind"] if len(changes) > 20 else []),
             f"so the unfinished output in {folder} cannot go on: put back what it was begun with, "
-            "or start over with --restart",
+            f"or start over with {again}",
         )
 
 
 def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
+        if before.get("use") != now.get("use"):  # another stage has other options
+            before, now = {"use": before.get("use")}, {"use": now.get("use")}
         for name in sorted(before.keys() | now.keys()):
             yield from _differences(f"{key}/{name}" if key else name, before.get(name), now.get(name))
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
@@ -170,11 +179,20 @@ def _change(key: str, before: Any, now: Any) -> str:
         return "config.json has changed"
     if part == "output files":
         return "the names or sizes of the output's tensors have changed"
-    return f"{part} has changed: {rest.replace('/', '.') or 'it'} was {json.dumps(before)}, and is {json.dumps(now)}"
+    name = rest.replace("/", ".") or part
+    what = {"versions": f"the version of {name}", "formats": "a format", "methods": "a method"}.get(part, name)
+    return f"{what} was {_text(before)} and is {_text(now)}"
 
 
-def _but_source(of: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in of.items() if k != "source"}
+def _text(value: Any) -> str:
+    """A value as a pipeline file has it; of stages, their names."""
+    if value is None:
+        return "not there"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "empty"
+    if isinstance(value, Mapping) and isinstance(value.get("use"), str):
+        return str(value["use"])
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _source_changes(before: Any, now: Any) -> Iterator[str]:

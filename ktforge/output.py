@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from ktforge import fileio, files
+from ktforge import fileio, files, native
 from ktforge.checkpoint import PARTIAL, UNFINISHED
-from ktforge.errors import OutputError, PluginError
+from ktforge.errors import CheckpointError, OutputError, PluginError
+from ktforge.growing import Growing, add_range
 from ktforge.journal import JOURNAL, Journal, check_unchanged, fingerprint
 from ktforge.lock import locked
 from ktforge.publish import discard, nested_weights, publish, published, stage_documents, staged
 from ktforge.sizes import counted
+from ktforge.sourcewatch import UNREADABLE
 from ktforge.tensors import FileSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ def check_output(folder: Path, source: Path | None) -> list[str]:
     """Why this folder cannot take an output at all, one sentence each; empty if it can."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file: give a folder for the output"]
+    above = next(p for p in folder.absolute().parents if p.exists())
+    if not above.is_dir():
+        return [f"{folder} would lie below {above}, which is a file: give another folder for the output"]
     if (folder / PARTIAL).is_symlink():
         return [f"{folder / PARTIAL} is a symbolic link, which ktforge does not make: remove it"]
     if source is not None:
@@ -64,10 +69,10 @@ def outlook(folder: Path, plan: Plan) -> str | None:
     journal = Journal(folder / PARTIAL / JOURNAL)
     if journal.fingerprint:
         try:
-            check_unchanged(folder, journal.fingerprint, fingerprint(plan))
+            check_unchanged(folder, journal.fingerprint, fingerprint(plan), _again(folder, journal))
         except OutputError as error:
-            changes = "; ".join(error.problems[:-1])
-            return f"{folder} holds an unfinished output that cannot go on ({changes}): --restart discards it"
+            changes, again = "; ".join(error.problems[:-1]), _again(folder, journal)
+            return f"{folder} holds an unfinished output that cannot go on ({changes}): {again} discards it"
         needs = "" if _may_replace(folder, journal, overwrite=False, goes_on=True) else " with --overwrite"
         count = sum(len(f.tensors) for f in plan.files)
         return (
@@ -84,6 +89,12 @@ def _may_replace(folder: Path, journal: Journal, *, overwrite: bool, goes_on: bo
     if overwrite or (goes_on and (journal.overwrite or journal.staged)) or (folder / UNFINISHED).exists():
         return True
     return not (folder.exists() and any(p.name != PARTIAL for p in folder.iterdir()))
+
+
+def _again(folder: Path, journal: Journal) -> str:
+    """The options with which a run discards the unfinished output in ``folder`` and begins anew."""
+    alone = _may_replace(folder, journal, overwrite=False, goes_on=False)
+    return "--restart" if alone else "--restart --overwrite"
 
 
 @contextmanager
@@ -142,11 +153,12 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
     journal = Journal(staging / JOURNAL)
     goes_on = bool(journal.fingerprint) and not restart
     if goes_on:
-        check_unchanged(folder, journal.fingerprint, now)
+        check_unchanged(folder, journal.fingerprint, now, _again(folder, journal))
     if not _may_replace(folder, journal, overwrite=overwrite, goes_on=goes_on):
         if not journal.fingerprint:
             discard(folder, staging)
-        raise OutputError(f"{folder} is not empty: choose another folder, or say --overwrite")
+        needed = _again(folder, journal) if restart and journal.fingerprint else "--overwrite"
+        raise OutputError(f"{folder} is not empty: choose another folder, or say {needed}")
     if not goes_on:
         discard(folder, staging)
         journal = Journal(staging / JOURNAL)
@@ -173,7 +185,7 @@ def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, 
         size = path.stat().st_size if path.is_file() else None
         if size != file.nbytes:
             has = "is gone" if size is None else f"has {size:,} bytes; {file.nbytes:,} were written"
-            raise OutputError(f"{path} of the unfinished output {has}: start over with --restart")
+            raise OutputError(f"{path} of the unfinished output {has}: start over with {_again(folder, journal)}")
         if verify:
             _verify(path, file, journal.written)
 
@@ -184,57 +196,13 @@ def _verify(path: Path, file: FileSpec, hashes: Mapping[str, str]) -> None:
         for tensor in file.tensors:
             if tensor.name in hashes:
                 found = xxhash.xxh3_128()
-                _hash(found, opened.fileno(), offset, tensor.nbytes)
+                add_range(found, opened.fileno(), offset, tensor.nbytes)
                 if found.hexdigest() != hashes[tensor.name]:
                     raise OutputError(
                         f"{path}: {tensor.name} is not what was written, so the disk may be failing: "
                         "start over with --restart"
                     )
             offset += tensor.nbytes
-
-
-def _hash(found: xxhash.xxh3_128, descriptor: int, offset: int, nbytes: int) -> None:
-    """Adds what a range of a file holds."""
-    end = offset + nbytes
-    while offset < end and (data := os.pread(descriptor, min(end - offset, files.CHUNK), offset)):
-        found.update(data)
-        offset += len(data)
-
-
-class _Growing:
-    """A tensor that is written in pieces: hashed in the order of its bytes, in whatever order they come."""
-
-    def __init__(self, tensor: TensorSpec) -> None:
-        self.found = xxhash.xxh3_128()
-        self._tensor = tensor
-        self._lock = threading.Lock()  # of all that follows
-        self._hashed = 0
-        self._pieces: dict[int, int] = {}
-
-    def turn(self, begin: int) -> xxhash.xxh3_128 | None:
-        """The hash, which is to take a piece as it is written; None for a piece that others have to come before.
-
-        Raises PluginError for one that has come.
-        """
-        with self._lock:
-            if begin < self._hashed or begin in self._pieces:
-                raise PluginError(f"rows of {self._tensor.name} were written twice")
-            return self.found if begin == self._hashed else None
-
-    def add(self, begin: int, nbytes: int, hashed: bool, descriptor: int, offset: int) -> bool:
-        """Counts a piece that is in the file, where the tensor begins at ``offset``; whether it was the last.
-
-        Pieces that came before their turn are read again, from the page cache.
-        """
-        with self._lock:
-            if hashed:
-                self._hashed += nbytes
-            else:
-                self._pieces[begin] = nbytes
-            while nbytes := self._pieces.pop(self._hashed, 0):
-                _hash(self.found, descriptor, offset + self._hashed, nbytes)
-                self._hashed += nbytes
-            return self._hashed == self._tensor.nbytes
 
 
 def _failure(folder: Path, error: OSError) -> str:
@@ -253,7 +221,7 @@ class FolderSink:
         self._staging, self._journal = staging, journal
         self._kept = frozenset(journal.written)
         self._place: dict[str, tuple[FileSpec, int]] = {}
-        self._growing: dict[str, _Growing] = {}
+        self._growing: dict[str, Growing] = {}
         self._left: dict[str, int] = {}
         for file in specs:
             offset = len(file.header)
@@ -270,6 +238,7 @@ class FolderSink:
         self._saving = threading.Lock()  # one at a time; only its holder closes descriptors
         self._saved = time.monotonic()
         self._lost = False
+        self._lost_pages = native.lost_pages()
 
     def has(self, tensor: TensorSpec) -> bool:
         """Whether an earlier run has put this tensor in its place."""
@@ -300,7 +269,7 @@ class FolderSink:
             if tensor.name not in self._place:
                 raise PluginError(f"{tensor.name} was written twice or never planned")
             file, offset = self._place[tensor.name]
-            growing = self._growing.setdefault(tensor.name, _Growing(tensor))
+            growing = self._growing.setdefault(tensor.name, Growing(tensor))
         begin = row * (tensor.nbytes // tensor.shape[0])
         if begin + data.nbytes > tensor.nbytes:
             raise PluginError(f"{tensor.name} has {tensor.nbytes:,} bytes; rows up to {begin + data.nbytes:,} came")
@@ -323,11 +292,16 @@ class FolderSink:
         fileio.write_back(descriptor, offset, data.nbytes)
 
     def finish(self) -> None:
-        """Syncs and closes all files. Raises PluginError if a tensor is missing."""
+        """Syncs and closes all files.
+
+        Raises PluginError if a tensor is missing, CheckpointError if one may have zeros in the place of a lost page.
+        """
         if self._place:
             missing = next(iter(self._place))
             raise PluginError(f"{missing} was planned but never written (one of {len(self._place):,} tensors)")
         self._save()
+        if native.lost_pages() != self._lost_pages:
+            raise CheckpointError(UNREADABLE)
 
     def close(self) -> None:
         """Saves what can be saved, for the next run, and closes all files."""
@@ -376,7 +350,8 @@ class FolderSink:
         """Syncs what was written, notes it in the journal, and closes the files that are complete.
 
         A sync that fails may have lost what it was to write, and the next one would not say so. From then on nothing is
-        noted, so that the next run writes it again.
+        noted, so that the next run writes it again. Nor is anything once a mapped page was lost, since what was copied
+        from it is zeros.
         """
         with self._saving:
             if self._lost:
@@ -386,7 +361,7 @@ class FolderSink:
                 complete, self._complete = self._complete, set()
                 opened = dict(self._open)
                 self._saved = time.monotonic()
-            if not unsaved:
+            if not unsaved or native.lost_pages() != self._lost_pages:  # counted before any of these was written
                 return
             paths = {path: staged(self._staging, path) for path in opened}
             self._lost = True

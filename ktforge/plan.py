@@ -188,6 +188,9 @@ def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Prob
                     problems.add(f"{origin[tensor.name]} and {unit.source.name} would both be called {tensor.name}")
                 origin[tensor.name] = unit.source.name
         return ()
+    if not outputs:
+        problems.add("the checkpoint has no tensor to write: nothing would be in the output")
+        return ()
     try:
         with blame(pipeline.writer, "the output"):
             return pipeline.writer.plan(outputs, sorted(formats))

@@ -74,7 +74,7 @@ def _code(module: str) -> tuple[str, list[Path]]:
 
 def _hash(files: set[Path]) -> str:
     digest = xxhash.xxh3_128()
-    for file in sorted(files):
+    for file in sorted(f for f in files if f.is_file()):  # no links to nothing, such as Emacs's locks
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

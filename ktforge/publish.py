@@ -83,7 +83,14 @@ def publish(folder: Path, staging: Path, paths: list[str], *, overwrite: bool) -
     """
     targets = [folder / p for p in paths]
     manifest, waiting = folder / MANIFEST, staged(staging, MANIFEST)
-    if waiting.exists():
+    if not waiting.exists():
+        gone = next((target for target in (manifest, *targets) if not target.exists()), None)
+        if any(staged(staging, path).exists() for path in paths):  # what is in place is of the output before
+            gone = waiting
+        if gone is not None:
+            again = "--restart --overwrite" if overwrite else "--restart"
+            raise OutputError(f"{gone} is gone from the unfinished output: start over with {again}")
+    else:
         problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths))
         if problems:
             raise OutputError(*problems)

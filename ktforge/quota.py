@@ -48,7 +48,10 @@ def _limits(folder: Path, kind: int, number: int) -> _Limits | None:
     if sys.platform != "linux":
         return None
     limits = _Limits()
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # such as a folder that may be written to, not listed
+        return None
     try:
         failed = ctypes.CDLL(None).syscall(
             ctypes.c_long(_QUOTACTL_FD), ctypes.c_int(descriptor), ctypes.c_int(_GET_QUOTA << 8 | kind),

@@ -50,10 +50,13 @@ def shares(pipeline: Pipeline, unit: PlannedUnit) -> Iterator[Share]:
 def share_rows(pipeline: Pipeline, source: UnitSpec, steps: Steps, results: Results) -> int:
     """Rows of the first axis that are worked on at a time; 0 if the unit is worked on as a whole.
 
-    It is where a stage may look at all of them, or the loader reads no less than a whole tensor.
+    It is where a stage may look at all of them, or the loader reads no less than a whole tensor; and where a tensor is
+    empty, since its rows cannot be told apart by their bytes.
     """
     count = first_axis(source)
     if count < 2 or not all(stage.rowwise for stage in pipeline.preprocess):
+        return 0
+    if not all(tensor.nbytes for tensor in source.tensors.values()):
         return 0
     for tensor in source.tensors.values():
         with blame(pipeline.loader, tensor.name):

@@ -14,6 +14,9 @@ from ktforge.errors import CheckpointError
 from ktforge.stages import Sink
 from ktforge.tensors import SourceFile, TensorSpec, UnitSpec
 
+#: What to say of a page that is gone, where nothing tells whose it was.
+UNREADABLE = "a part of a source file cannot be read: look at the disk's health, or download the file again"
+
 
 class SourceWatch:
     """Remembers size and modification time of the source files, and counts mapped pages that could not be read."""
@@ -33,11 +36,11 @@ class SourceWatch:
             if new_time != time:
                 raise CheckpointError(f"{path} changed while it was read: it was modified")
 
-    def check_pages(self, unit: UnitSpec) -> None:
-        """Raises CheckpointError if what was read of a unit may be zeros that stand for a page which is gone."""
+    def check_pages(self, unit: UnitSpec | None = None) -> None:
+        """Raises CheckpointError if what was read (of a unit) may be zeros that stand for a page which is gone."""
         if native.lost_pages() != self._lost_pages:
             self.check()
-            raise CheckpointError(_unreadable(unit))
+            raise CheckpointError(UNREADABLE if unit is None else _unreadable(unit))
 
 
 class WatchedSink:
@@ -54,12 +57,16 @@ class WatchedSink:
         self._watch.check(self._paths)
         self._watch.check_pages(self._unit)
         try:
-            self._sink.write(tensor, data, row)
+            if row is None:
+                self._sink.write(tensor, data)
+            else:
+                self._sink.write(tensor, data, row)
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise
             self._watch.check()  # the system found the page of `data` gone while it was to copy it
             raise CheckpointError(_unreadable(self._unit)) from error
+        self._watch.check_pages(self._unit)  # `data` may be mapped pages, which the sink was the first to read
 
 
 def _look(path: Path) -> tuple[int, int]:

@@ -47,8 +47,7 @@ class Workers:
             for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                 future.result()
         finally:
-            self._stop()
-            _join(pool)
+            self._join(pool)
 
     @property
     def scarce(self) -> bool:
@@ -134,6 +133,20 @@ class Workers:
             self._stopped = True
             self._changed.notify_all()
 
+    def _join(self, pool: ThreadPoolExecutor) -> None:
+        """Lets no more shares begin and waits for those in flight, however often it is interrupted: no thread may
+        outlive the sink it writes to."""
+        interrupt = None
+        while True:
+            try:
+                self._stop()
+                pool.shutdown()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
 
 def ordered(shares: Sequence[Share], workers: int) -> list[Share]:
     """The order in which ``shares`` are taken: that of the files, which reading ahead needs, but a share comes first if
@@ -148,16 +161,3 @@ def ordered(shares: Sequence[Share], workers: int) -> list[Share]:
         (late if size > left / workers + usual else others).append(share)
         left -= size
     return [*sorted(late, key=lambda s: -s.planned.source.nbytes), *others]
-
-
-def _join(pool: ThreadPoolExecutor) -> None:
-    """Waits for the shares in flight, however often it is interrupted: no thread may outlive the sink it writes to."""
-    interrupt = None
-    while True:
-        try:
-            pool.shutdown()
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt

@@ -10,6 +10,8 @@ from checkpoints import BF16
 from ktforge_plugins import AutoLoader, BinLoader, Int4, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 
 from ktforge import CheckpointError, Pipeline
+from ktforge.checkpoint import JSON_LIMIT, PARTIAL, CheckpointFolder
+from ktforge.journal import JOURNAL
 from ktforge.testing import MemoryWriter
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n"
@@ -36,6 +38,15 @@ def scanned(folder, loader=AutoLoader) -> dict[str, np.ndarray]:
 def assert_same(made, expected):
     assert made.keys() == expected.keys()
     assert all(made[n].tobytes() == a.tobytes() for n, a in expected.items())
+
+
+def test_a_journal_that_is_too_large_is_not_read(tmp_path):
+    journal = tmp_path / PARTIAL / JOURNAL
+    journal.parent.mkdir()
+    journal.touch()
+    os.truncate(journal, JSON_LIMIT + 1)
+    with pytest.raises(CheckpointError, match=r"journal.jsonl has 100,000,001 bytes: too many to be what its name"):
+        CheckpointFolder(tmp_path).check()
 
 
 def test_shards_in_sub_folders_may_have_equal_names(folder):

@@ -108,5 +108,15 @@ def test_a_folder_may_say_whose_group_counts(tmp_path, quotas, monkeypatch):
     assert quota_left(tmp_path) == 2048
 
 
+def test_a_folder_that_cannot_be_opened_has_unknown_quotas(tmp_path, quotas, monkeypatch):
+    def denied(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    quotas[0, os.geteuid()] = 1, 0
+    assert quota_left(tmp_path) == 1024
+    monkeypatch.setattr(os, "open", denied)
+    assert quota_left(tmp_path) is None
+
+
 def test_a_system_without_quotas_is_asked_in_vain(tmp_path):
     assert quota_left(tmp_path) is None or quota_left(tmp_path) >= 0

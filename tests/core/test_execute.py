@@ -1,6 +1,8 @@
 """The executor: equal results from any number of workers, and plugins that break their contract named at their step."""
 
 import hashlib
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import ClassVar
 
 import checkpoints
@@ -196,6 +198,38 @@ def test_a_plugin_that_breaks_its_contract_is_blamed_at_its_step(stage, message)
         pipeline.run(workers=1)
     assert pipeline.writer.tensors == {}
     assert "failed on" not in str(caught.value) or caught.value.__cause__ is not None
+
+
+def with_sink(write):
+    """A pipeline into a sink of another's that writes like this."""
+
+    class Writes(MemoryWriter):
+        name: ClassVar[str] = "writes"
+
+        @contextmanager
+        def open(self, plan, **options):
+            yield SimpleNamespace(has=lambda tensor: False, write=write)
+
+    return memory_pipeline(writer=Writes())
+
+
+def test_what_a_sink_raises_is_blamed_on_its_writer():
+    def fails(tensor, data, row=None):
+        raise KeyError("oops")
+
+    def full(tensor, data, row=None):
+        raise OSError(28, "No space left on device", "here")
+
+    with pytest.raises(PluginError, match=r"^plugin writes \(.*, writer\) failed on \S+: KeyError: 'oops'"):
+        with_sink(fails).run(workers=1)
+    with pytest.raises(OSError, match="No space left"):
+        with_sink(full).run(workers=1)
+
+
+def test_a_sink_that_knows_no_rows_gets_whole_tensors():
+    names = []
+    plan = with_sink(lambda tensor, data: names.append(tensor.name)).run(workers=1)
+    assert sorted(names) == sorted(t.name for f in plan.files for t in f.tensors)
 
 
 def test_a_preprocessor_may_turn_one_unit_into_many():

@@ -77,7 +77,7 @@ def test_a_plan_says_how_an_unfinished_output_goes_on(source, out):
     )
     other = pipeline(source, SafetensorsWriter(path=out), non_experts="keep").plan().outlook()
     assert other.startswith(f"{out} holds an unfinished output that cannot go on (")
-    assert 'layout.non_experts was "rename", and is "keep"' in other and other.endswith("): --restart discards it")
+    assert "layout.non_experts was rename and is keep" in other and other.endswith("): --restart discards it")
     (out / "notes.txt").write_text("mine")
     assert "the run goes on with --overwrite behind" in made.plan().outlook()
     made.run(overwrite=True)
@@ -124,6 +124,13 @@ def test_a_file_in_the_way(source, out):
     out.write_text("x")
     with pytest.raises(PlanError, match="is a file: give a folder"):
         pipeline(source, SafetensorsWriter(path=out)).run(overwrite=True)
+
+
+def test_a_file_above(source, out):
+    out.write_text("x")
+    for folder in (out / "a", out / "a" / "b"):
+        with pytest.raises(PlanError, match=rf"would lie below {out}, which is a file: give another folder"):
+            pipeline(source, SafetensorsWriter(path=folder)).run()
 
 
 def test_nothing_that_loaders_look_for_exists_before_the_end(source, out):

@@ -21,6 +21,15 @@ def plan(data=None, model=None, *, quantize=None, parts=1, preprocess=TO_BF16, *
     ).plan()  # fmt: skip
 
 
+def test_nothing_to_write_is_refused(tmp_path):
+    """A safetensors file may hold no tensor."""
+    folder = checkpoints.write(
+        tmp_path / "model", {}, {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 1}
+    )
+    made = Pipeline(loader=SafetensorsLoader(path=folder), writer=SafetensorsWriter(path=tmp_path / "out"))
+    assert made.plan().problems == ("the checkpoint has no tensor to write: nothing would be in the output",)
+
+
 def test_a_plan_knows_every_tensor_and_size(source, out):
     pipeline = Pipeline(
         loader=SafetensorsLoader(path=source), quantize=Int4(), layout=KtAmx(threadpool_count=2),

@@ -1,6 +1,7 @@
 """Units are worked on in pieces, by any number of workers, and the bytes are those of the whole."""
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -11,7 +12,19 @@ from checkpoints import BF16, EXPERTS, LAYERS, fuse
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter, SplitExperts
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, OutputError, Pipeline, PluginError, Registry, files, hookimpl, output, shares
+from ktforge import (
+    CheckpointError,
+    OutputError,
+    Pipeline,
+    PluginError,
+    Registry,
+    files,
+    hookimpl,
+    output,
+    shares,
+    workers,
+)
+from ktforge.growing import Growing
 from ktforge.shares import Share
 from ktforge.tensors import TensorSpec
 from ktforge.testing import MemoryLoader, MemoryWriter
@@ -97,6 +110,24 @@ def test_a_stage_that_looks_at_all_experts_gets_them_all():
         }
 
 
+@pytest.mark.parametrize("loader", ["memory", "safetensors"])
+def test_a_fused_layer_with_an_empty_tensor_is_worked_on_as_a_whole(tmp_path, loader):
+    data = fuse(checkpoints.tensors())
+    name = "model.layers.0.mlp.experts.gate_up_proj_bias"
+    data[name] = np.zeros((EXPERTS, 0), BF16)
+    loaders = {
+        "memory": lambda: MemoryLoader(tensors=data, model=checkpoints.config(**CONFIG)),
+        "safetensors": lambda: SafetensorsLoader(
+            path=checkpoints.write(tmp_path / "model", data, checkpoints.config(**CONFIG))
+        ),
+    }
+    for writer in (MemoryWriter(), SafetensorsWriter(path=tmp_path / "out")):
+        Pipeline(loader=loaders[loader](), preprocess=[MoeToBf16()], writer=writer).run(workers=2)
+        made = writer.tensors if isinstance(writer, MemoryWriter) else checkpoints.load_output(tmp_path / "out")
+        assert made[name].shape == (EXPERTS, 0)
+        assert {n: a.tobytes() for n, a in made.items()} == {n: a.tobytes() for n, a in data.items()}
+
+
 def run_fused(folder, out, monkeypatch, **options):
     """Experts stay fused and become BF16, everything else is copied, both in pieces; every tensor is noted at once."""
     monkeypatch.setattr(output, "SAVE_EVERY", 0.0)
@@ -151,7 +182,7 @@ def test_pieces_are_hashed_in_order_whatever_order_they_come_in(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"header" + data.tobytes())
     with path.open("rb") as opened:
-        growing = output._Growing(TensorSpec("x", data.dtype, data.shape))
+        growing = Growing(TensorSpec("x", data.dtype, data.shape))
         order = [3, 0, 6, 1, 2, 5, 4]
         done = []
         for row in order:
@@ -230,21 +261,49 @@ def share(nbytes, limit_bytes=0):
 
 
 def test_what_a_part_raises_ends_the_run():
-    crew = Workers(3)
-    begun = threading.Barrier(2)
+    """Both threads are in parts that fail, so neither takes another before one of them has failed."""
+    crew = Workers(2)
+    begun, late = threading.Barrier(2), []
 
     def work(_):
-        def slow():
-            begun.wait(timeout=30)
-
         def fails():
             begun.wait(timeout=30)
             raise KeyError("oops")
 
-        crew.together([slow, fails, *[fails] * 0])
+        crew.together([fails, fails, *[lambda: late.append(None)] * 5])
 
     with pytest.raises(KeyError, match="oops"):
         crew.run([share(1)], work)
+    assert not late, "those that have not begun are dropped"
+
+
+def test_an_interrupt_of_the_stop_leaves_no_thread(monkeypatch):
+    """Ctrl-C while the run waits, and again before the threads have been told: none may outlive the sink."""
+    crew = Workers(2)
+    stop, begun, interrupts = Workers._stop, threading.Event(), iter([KeyboardInterrupt])
+
+    def interrupted(self):
+        if threading.current_thread() is threading.main_thread():
+            for interrupt in interrupts:
+                raise interrupt
+        stop(self)
+
+    def wait(*arguments, **options):
+        begun.wait(timeout=30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Workers, "_stop", interrupted)
+    monkeypatch.setattr(workers, "wait", wait)
+    done = []
+
+    def work(_):
+        begun.set()
+        time.sleep(0.05)
+        done.append(None)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([share(1)] * 100, work)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ktforge")] and len(done) < 100
 
 
 def test_the_last_large_tensor_comes_first_and_nothing_else_moves():

@@ -128,10 +128,41 @@ def test_another_source_is_refused(copy, out, change, message):
 def test_another_pipeline_is_refused(copy, out):
     unfinished(copy, out)
     other = pipeline(copy, SafetensorsWriter(path=out, max_shard_size="200KB"))
-    with pytest.raises(OutputError, match=r'pipeline has changed: quantize.use was "int4", and is "int8"'):
+    with pytest.raises(OutputError, match=r"^quantize.use was int4 and is int8\nso the unfinished .* with --restart$"):
         other.model_copy(update={"quantize": Int8()}).run()
-    with pytest.raises(OutputError, match=r"pipeline has changed: layout.threadpool_count was 1, and is 2"):
+    with pytest.raises(OutputError, match=r"^layout.threadpool_count was 1 and is 2\nso the unfinished"):
         other.model_copy(update={"layout": KtAmx(threadpool_count=2)}).run()
+
+
+def test_another_pipeline_over_a_finished_output_names_both_options(copy, out):
+    """--restart alone would not replace what is there, and --overwrite alone would go on."""
+    convert(copy, out, Disk())
+    assert run_in_child(lambda: convert(copy, out, stop_at(60), overwrite=True)) == -9
+    made = pipeline(copy, SafetensorsWriter(path=out, max_shard_size="200KB"))
+    other = made.model_copy(update={"quantize": Int8(), "preprocess": ()})
+    both = "quantize.use was int4 and is int8"
+    for options in ({}, {"overwrite": True}):
+        with pytest.raises(OutputError, match=rf"(?s){both}.*or start over with --restart --overwrite$"):
+            other.run(**options)
+    with pytest.raises(OutputError, match=r"is not empty: choose another folder, or say --restart --overwrite$"):
+        other.run(restart=True)
+    assert other.plan().outlook().endswith(f"{both}): --restart --overwrite discards it")
+    made.run()
+    assert not output.is_unfinished(out), "what was begun with --overwrite goes on without it"
+
+
+def test_a_staged_manifest_that_is_gone_beside_an_output_of_before(tiny, out, monkeypatch):
+    def stops(*arguments, **options):
+        raise KeyboardInterrupt
+
+    made = pipeline(tiny, SafetensorsWriter(path=out))
+    made.run()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(output, "publish", stops)
+        made.run(overwrite=True)
+    (out / output.PARTIAL / "ktforge_manifest.json.partial").unlink()
+    with pytest.raises(OutputError, match=r"manifest.json.partial is gone .* with --restart --overwrite$"):
+        made.run()
 
 
 PLUGIN = """\
@@ -180,6 +211,8 @@ def test_what_counts_as_code(tmp_path, monkeypatch):
     with_rule = plain.model_copy(update={"rules": (Rule(match="*", quantizer=mine),)})
     assert "my_package" not in unversioned(plain)
     before = unversioned(with_rule)["my_package"]
+    (package / ".#core.py").symlink_to("somebody@somewhere.4711")
+    assert unversioned(with_rule)["my_package"] == before
     (package / "core.py").write_text("STEP = 2\n")
     assert unversioned(with_rule)["my_package"] != before
     monkeypatch.setattr(provenance, "_is_editable", lambda distribution: False)
@@ -215,6 +248,22 @@ def test_a_file_that_is_not_whole_is_not_trusted(copy, out, damage, what):
     damage(shard)
     with pytest.raises(OutputError, match=f"of the unfinished output {what}.*: start over with --restart"):
         convert(copy, out, Disk())
+
+
+@pytest.mark.parametrize("lost", ["ktforge_manifest.json", "config.json"])
+def test_a_staged_file_that_is_gone_is_not_published_without(tiny, out, monkeypatch, lost):
+    def stops(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(output, "publish", stops)
+        pipeline(tiny, SafetensorsWriter(path=out)).run()
+    (out / output.PARTIAL / f"{lost}.partial").unlink()
+    with pytest.raises(OutputError, match=r"is gone.*: start over with --restart$"):
+        pipeline(tiny, SafetensorsWriter(path=out)).run()
+    assert output.is_unfinished(out)
+    pipeline(tiny, SafetensorsWriter(path=out)).run(restart=True)
+    assert not output.is_unfinished(out) and (out / "ktforge_manifest.json").exists()
 
 
 def test_an_error_leaves_what_was_made(copy, out, monkeypatch):

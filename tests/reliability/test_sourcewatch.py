@@ -13,7 +13,7 @@ from conversions import convert, model, pipeline
 from faults import Disk, run_in_child
 from ktforge_plugins import KtAmx, SafetensorsLoader, SafetensorsWriter
 
-from ktforge import CheckpointError, SourceFile, UnitSpec, native, output, sourcewatch
+from ktforge import CheckpointError, Registry, SourceFile, UnitSpec, hookimpl, native, output
 from ktforge.sourcewatch import SourceWatch, WatchedSink
 
 PAGE = mmap.PAGESIZE
@@ -73,35 +73,99 @@ def test_a_source_that_changes_before_it_is_opened_is_an_error(copy, io, change,
         loader.read(spec)
 
 
+@pytest.mark.parametrize(("size", "message"), [(0, "is empty"), (5000, "ends before .* does")])
+def test_a_source_that_is_cut_short_before_the_first_read_says_so(copy, out, size, message):
+    """What was not read is released, too; that has no error of its own to tell."""
+
+    class Cuts:
+        @hookimpl
+        def ktforge_planned(self, plan):
+            for path in copy.glob("*.safetensors"):
+                os.truncate(path, size)
+
+    with pytest.raises(CheckpointError, match=rf"safetensors {message}: it was cut short after it was opened$"):
+        pipeline(copy, SafetensorsWriter(path=out)).run(workers=1, registry=Registry(Cuts()))
+
+
+def with_a_copied_tensor(copy, rows):
+    """The checkpoint as one file, with a tensor of so many rows of 512 bytes that passes through; the path of it."""
+    data = checkpoints.load_output(copy) | {"zz.weight": np.ones((rows, 256), checkpoints.BF16)}
+    for path in copy.glob("model*"):
+        path.unlink()
+    checkpoints.write(copy, data, {**checkpoints.config(), "num_hidden_layers": 1, "num_experts": 6}, 1)
+    return copy / "model.safetensors"
+
+
+def restore(source, content, before):
+    """As if the disk had failed for a while."""
+    source.write_bytes(content)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_page_that_is_gone_while_the_system_copies_it(copy, out, restored):
-    """A tensor that passes through is written from its mapped pages: there, EFAULT takes the place of SIGBUS."""
-    data = checkpoints.load_output(copy)
-    data["lm_head.weight"] = np.ones((1 << 10, 256), checkpoints.BF16)
-    checkpoints.write(copy, data, {**checkpoints.config(), "num_hidden_layers": 1, "num_experts": 6}, 1)
-    (copy / "model.safetensors.index.json").unlink()
-    for path in copy.glob("model-*"):
-        path.unlink()
-    source = copy / "model.safetensors"
+    """A tensor that passes through is hashed and then written from its mapped pages. One that goes in between is missed
+    by the system: there, EFAULT takes the place of SIGBUS."""
+    source = with_a_copied_tensor(copy, 1 << 10)
     before, content, faults = source.stat(), source.read_bytes(), []
 
     def lose(call):
-        if call.name == "pwrite" and len(call.arguments[1]) == data["lm_head.weight"].nbytes:
+        if call.name == "pwrite" and len(call.arguments[1]) == 1 << 19:
             os.truncate(source, PAGE)
         try:
             return call.really()
         except OSError as error:
             faults.append(error.errno)
-            if restored:  # as if the disk had failed for a while
-                source.write_bytes(content)
-                os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+            if restored:
+                restore(source, content, before)
             raise
 
     said = "a part of its file cannot be read" if restored else "changed while it was read: it had"
     with pytest.raises(CheckpointError, match=said):
         convert(copy, out, Disk(lose), shard="10MB")
     assert faults[0] == errno.EFAULT and output.is_unfinished(out)
-    assert "lm_head.weight" not in (out / output.PARTIAL / "journal.jsonl").read_text()
+    assert "zz.weight" not in (out / output.PARTIAL / "journal.jsonl").read_text()
+
+
+def test_a_page_that_is_gone_while_it_is_hashed(copy, out):
+    """There it reads as zeros, which are written without an error. The tensor is of three pieces; its second
+    is gone when it is its turn, and back before anybody looks at the file."""
+    source = with_a_copied_tensor(copy, 6 << 10)
+    before, content, pieces = source.stat(), source.read_bytes(), []
+
+    def lose(call):
+        result = call.really()
+        if call.name == "pwrite" and len(call.arguments[1]) == output.PIECE:
+            pieces.append(bytes(call.arguments[1]))
+            if len(pieces) == 1:
+                os.truncate(source, PAGE)
+            else:
+                restore(source, content, before)
+        return result
+
+    with pytest.raises(CheckpointError, match=r"^zz.weight: a part of its file cannot be read: look at the disk's"):
+        convert(copy, out, Disk(lose), shard="10MB")
+    assert not any(pieces[1]) and all(pieces[0][1::2]), "zeros were written"
+    assert "zz.weight" not in (out / output.PARTIAL / "journal.jsonl").read_text()
+    convert(copy, out, Disk(), shard="10MB")
+    assert np.array_equal(checkpoints.load_output(out)["zz.weight"], np.ones((6 << 10, 256), checkpoints.BF16))
+
+
+def test_a_page_that_is_gone_by_the_end_publishes_nothing(copy, out, monkeypatch):
+    """Whoever reads it: a sink of a plugin, or what opens the folder by itself."""
+    plan = pipeline(copy, SafetensorsWriter(path=out)).plan()
+    lost = iter([0])
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match=r"^a part of a source file cannot be"):
+        patched.setattr(native, "lost_pages", lambda: next(lost, 1))
+        with plan.pipeline.writer.open(plan) as sink:
+            for tensor in (t for f in plan.files for t in f.tensors):
+                sink.write(tensor, np.zeros(tensor.shape, tensor.dtype))
+    assert output.is_unfinished(out) and not (out / "config.json").exists()
+    assert "written" not in (out / output.PARTIAL / "journal.jsonl").read_text()
+    watch = SourceWatch(plan.sources)
+    monkeypatch.setattr(native, "lost_pages", lambda: -1)
+    with pytest.raises(CheckpointError, match=r"^a part of a source file cannot be read"):
+        watch.check_pages()
 
 
 class Fails:
@@ -138,8 +202,8 @@ def test_only_known_files_are_looked_at(tmp_path):
 
 
 def test_a_page_that_cannot_be_read_is_an_error(copy, out, monkeypatch):
-    lost = iter([0, 0, 0, 3, 3, 3])
-    monkeypatch.setattr(sourcewatch.native, "lost_pages", lambda: next(lost))
+    lost = iter([0] * 5)
+    monkeypatch.setattr(native, "lost_pages", lambda: next(lost, 3))
     with pytest.raises(CheckpointError, match="a part of its file cannot be read: look at the disk's health"):
         pipeline(copy, SafetensorsWriter(path=out)).run(workers=1)
 

@@ -79,8 +79,11 @@ class SafetensorsLoader(FolderLoader):
         """Takes the tensor's pages out of this process, whose memory would otherwise grow by all that it has read; they
         stay in the page cache, and a view that is still in use has them back when it is read."""
         if spec.file is not None and spec.nbytes and self.io == "mmap" and hasattr(mmap, "MADV_DONTNEED"):
-            start = spec.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._mapped(spec.file).madvise(mmap.MADV_DONTNEED, start, spec.offset + spec.nbytes - start)
+            start, end = spec.offset // mmap.PAGESIZE * mmap.PAGESIZE, spec.offset + spec.nbytes
+            with self._lock:
+                mapped = self._maps.get(spec.file)
+            if mapped is not None and end <= len(mapped):  # else it was never read, and that error counts
+                mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def _files(self) -> tuple[list[Path], dict[str, str] | None]:
         files, weight_map = self.contents().weight_files("*.safetensors", INDEX)
@@ -92,7 +95,10 @@ class SafetensorsLoader(FolderLoader):
         with self._lock:
             if file not in self._maps:
                 with _opened(file) as opened:
-                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+                    try:
+                        self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+                    except ValueError as error:  # an empty file cannot be mapped
+                        raise CheckpointError(f"{file} is empty: it was cut short after it was opened") from error
             return self._maps[file]
 
 
