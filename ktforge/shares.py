@@ -53,7 +53,7 @@ def share_rows(pipeline: Pipeline, source: UnitSpec, steps: Steps, results: Resu
     It is where a stage may look at all of them, or the loader reads no less than a whole tensor.
     """
     count = first_axis(source)
-    if count < 2 or not all(stage.rowwise for stage in pipeline.preprocess):
+    if count < 2 or not all(vars(type(stage)).get("rowwise", False) for stage in pipeline.preprocess):
         return 0
     for tensor in source.tensors.values():
         with blame(pipeline.loader, tensor.name):

@@ -126,7 +126,8 @@ class Preprocessor(Stage):
 
     stage: ClassVar[str] = "preprocess"
     #: Whether it treats each expert of a fused unit by itself, and each row of a tensor that it leaves alone. Then it
-    #: may be given a part of them, a fused unit of one expert for example.
+    #: may be given a part of them, a fused unit of one expert for example. Each class says so for itself: a subclass,
+    #: which may look across experts, does not inherit it.
     rowwise: ClassVar[bool] = False
 
     @abstractmethod

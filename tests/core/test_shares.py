@@ -78,6 +78,9 @@ def test_a_stage_that_looks_at_all_experts_gets_them_all():
         name: ClassVar[str] = "together"
         rowwise: ClassVar[bool] = False
 
+    class Inherits(SplitExperts):
+        name: ClassVar[str] = "inherits"
+
     class WholeOnly(MemoryLoader):
         name: ClassVar[str] = "whole-only"
 
@@ -89,12 +92,18 @@ def test_a_stage_that_looks_at_all_experts_gets_them_all():
     want.run()
     assert {u.share_rows for u in want.plan().units if u.source.fused} == {1}
     whole = WholeOnly(tensors=data, model=checkpoints.config(**CONFIG))
-    for made in (pipeline(data, preprocess=[Together(), MoeToBf16()]), pipeline(data, loader=whole)):
+    stages = [pipeline(data, preprocess=[stage(), MoeToBf16()]) for stage in (Together, Inherits)]
+    for made in (*stages, pipeline(data, loader=whole)):
         assert {u.share_rows for u in made.plan().units} == {0}
         made.run(workers=3)
         assert {n: a.tobytes() for n, a in made.writer.tensors.items()} == {
             n: a.tobytes() for n, a in want.writer.tensors.items()
         }
+
+
+def test_every_preprocessor_of_ktforge_says_itself_that_experts_may_come_one_by_one():
+    own = [e.cls for e in Registry.installed().entries() if e.cls.__module__.startswith("ktforge_plugins.preprocess.")]
+    assert len(own) >= 7 and all(vars(stage).get("rowwise") is True for stage in own)
 
 
 def run_fused(folder, out, monkeypatch, **options):

@@ -76,6 +76,7 @@ class CompressedTensorsFormat(NumberFormat):
     """
 
     name: ClassVar[str] = "compressed-tensors"
+    rowwise: ClassVar[bool] = True
 
     _ignored: Targets = PrivateAttr(default_factory=Targets)
     _groups: list[tuple[Targets, Any]] = PrivateAttr(default_factory=list)

@@ -26,6 +26,7 @@ class Fp8(NumberFormat):
     """
 
     name: ClassVar[str] = "fp8"
+    rowwise: ClassVar[bool] = True
 
     def plan_key(self) -> PlanKey:
         return alike
