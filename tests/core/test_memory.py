@@ -96,6 +96,8 @@ FORMS = {
     "groups": (
         lambda: plain(BF16), {"layout": CompressedTensors(), "quantize": Int4(group_size=32, symmetric=False)}
     ),
+    "words of bytes": (lambda: plain(BF16), {"layout": CompressedTensors()}),
+    "words of bytes, groups": (lambda: plain(BF16), {"layout": CompressedTensors(), "quantize": Int8(group_size=32)}),
     "fp8 blocks": (lambda: fp8((128, 128)), {}),
     "fp8 rows": (lambda: fp8((1, HIDDEN)), {"quantize": None, "layout": None}),
     "fp8 to bf16": (lambda: fp8((128, 128)), {"quantize": None, "layout": None}),
