@@ -1,6 +1,8 @@
 """Units are worked on in pieces, by any number of workers, and the bytes are those of the whole."""
 
 import threading
+import tracemalloc
+from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -13,7 +15,7 @@ from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, OutputError, Pipeline, PluginError, Registry, files, hookimpl, output, shares
 from ktforge.shares import Share
-from ktforge.tensors import TensorSpec
+from ktforge.tensors import PackedSpec, TensorSpec
 from ktforge.testing import MemoryLoader, MemoryWriter
 from ktforge.workers import Workers, ordered
 
@@ -254,6 +256,39 @@ def test_what_a_part_raises_ends_the_run():
 
     with pytest.raises(KeyError, match="oops"):
         crew.run([share(1)], work)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_limit_counts_what_waiting_threads_would_keep(in_parts):
+    """All threads pack 1 MB of what they have read at the same moment; then one packs what the whole limit is for."""
+    threads, one = 8, 1_000_000
+    met = threading.Barrier(threads)
+    crew = Workers(threads, memory_limit=threads * one)
+
+    def pack(nbytes):
+        return crew.buffers.of(PackedSpec((TensorSpec("x", np.dtype(np.int8), (nbytes,)),), "x"))
+
+    def small(read):
+        pack(one // 2)
+        met.wait(timeout=30)
+
+    def work(found):
+        if found is large:
+            pack(threads * one)
+        elif in_parts:
+            read = np.empty(threads * one // 2, np.int8)
+            crew.together([partial(small, read) for _ in range(threads)])
+        else:
+            small(np.empty(one // 2, np.int8))
+
+    large = share(1, threads * one)
+    first = [share(1, threads * one)] if in_parts else [share(1, one)] * threads
+    tracemalloc.start()
+    try:
+        crew.run([*first, large], work)
+        assert tracemalloc.get_traced_memory()[1] < threads * one + 200_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_last_large_tensor_comes_first_and_nothing_else_moves():
