@@ -140,7 +140,11 @@ class Preprocessor(Stage):
 
     def scratch_bytes(self, unit: UnitSpec) -> int:
         """The most bytes that :meth:`apply` needs at once for this unit, beside its arrays and those of the units that
-        it makes; 0 if it makes no others."""
+        it makes; 0 if it makes no others.
+
+        A planned tensor with the dtype and shape of the source's is taken for the same array: one that is made anew,
+        such as a rotated weight, is to be counted here.
+        """
         return 0
 
     def unmade(self, unit: UnitSpec) -> Collection[str]:
