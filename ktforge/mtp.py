@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ktforge.architectures import NUMBER
 from ktforge.grouping import PROJECTIONS, Grouping, canonical, expert_list
 from ktforge.modelconfig import COUNT_LIMIT, NESTED, ModelConfig
 from ktforge.tensors import UnitSpec
@@ -14,8 +15,8 @@ from ktforge.tensors import UnitSpec
 #: Readers take a missing one for the default of its family, which may be 1, so 0 must be said.
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "n_mtp_layers")
 #: An expert of such a layer, whatever the layer is called: all before, number, projection.
-_EXPERT = re.compile(r"(.*\.)experts\.(\d{1,6})\.([a-z]\w*)\.\w+")
-_WEIGHT = re.compile(r"(?:model\.)?layers\.\d{1,6}\.(.+)\.(?:weight|weight_packed|qweight)")
+_EXPERT = re.compile(rf"(.*\.)experts\.({NUMBER})\.([a-z]\w*)\.\w+")
+_WEIGHT = re.compile(rf"(?:model\.)?layers\.{NUMBER}\.(.+)\.(?:weight|weight_packed|qweight)")
 
 
 def check_extra(grouping: Grouping, model: ModelConfig, config: Mapping[str, Any]) -> None:
