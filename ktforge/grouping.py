@@ -154,7 +154,11 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
     for unit in grouping.experts:
         assert unit.layer is not None
         if unit.fused:
-            present.setdefault(unit.layer, set()).update(_fused_experts(unit))
+            found = _fused_experts(unit)
+            present.setdefault(unit.layer, set()).update(found)
+            if len(found) == model.experts != unit.experts:  # what is wrong with both counts is said below
+                first = next(iter(unit.tensors.values()))
+                problems.add(f"{first} has no first axis of {model.experts} experts, as config.json announces")
         else:
             assert unit.expert is not None
             present.setdefault(unit.layer, set()).add(unit.expert)
