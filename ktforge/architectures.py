@@ -10,7 +10,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
 
-_NUMBER = r"\d{1,6}"
+#: A layer or an expert as every writer spells it: what reads as the same number must be the same name.
+NUMBER = "(?:0|[1-9][0-9]{0,5})"
 #: What fused tensors end with, where it is not the role's parameter itself.
 _FUSED_PARAMETERS = {None: "weight", "scale": "weight_scale", "scale_inv": "weight_scale_inv"}
 
@@ -84,8 +85,8 @@ def _compile(template: str, projections: dict[str, str], parameter: str) -> re.P
     names = "|".join(re.escape(n) for n in projections.values())
     regex = re.escape(template)
     for key, group in {
-        "layer": f"(?P<layer>{_NUMBER})",
-        "expert": f"(?P<expert>{_NUMBER})",
+        "layer": f"(?P<layer>{NUMBER})",
+        "expert": f"(?P<expert>{NUMBER})",
         "projection": f"(?P<projection>{names})",
         "parameter": parameter,
     }.items():

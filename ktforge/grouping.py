@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ktforge.architectures import Architecture, architectures
+from ktforge.architectures import NUMBER, Architecture, architectures
 from ktforge.checkpoint import is_mtp_file
 from ktforge.errors import CheckpointError, Problems, UnknownExperts
 from ktforge.modelconfig import COUNT_LIMIT, ModelConfig
@@ -21,7 +21,7 @@ CARRIERS = ("weight", "weight_packed", "qweight")
 COMPANION = re.compile(r"\w*(?:scale|zero)\w*|(?:weight_)?g_idx|weight_shape")
 #: The prefix that multimodal models give to the language model's tensors.
 WRAPPER = "language_model."
-_LAYER = re.compile(r"^(?:model\.)?layers\.(\d{1,6})\.")
+_LAYER = re.compile(rf"^(?:model\.)?layers\.({NUMBER})\.")
 #: Multi-token-prediction heads under names of their own.
 _MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
 
@@ -154,7 +154,11 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
     for unit in grouping.experts:
         assert unit.layer is not None
         if unit.fused:
-            present.setdefault(unit.layer, set()).update(_fused_experts(unit))
+            found = _fused_experts(unit)
+            present.setdefault(unit.layer, set()).update(found)
+            if len(found) == model.experts != unit.experts:  # what is wrong with both counts is said below
+                first = next(iter(unit.tensors.values()))
+                problems.add(f"{first} has no first axis of {model.experts} experts, as config.json announces")
         else:
             assert unit.expert is not None
             present.setdefault(unit.layer, set()).add(unit.expert)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ktforge.architectures import NUMBER
 from ktforge.grouping import PROJECTIONS, Grouping, canonical, expert_list
 from ktforge.modelconfig import COUNT_LIMIT, NESTED, ModelConfig
 from ktforge.tensors import UnitSpec
@@ -13,9 +14,17 @@ from ktforge.tensors import UnitSpec
 #: Fields that count these layers: DeepSeek's, GLM's, Step's and MiMo's; Qwen's; MiniMax's; and that of transformers 5.
 #: Readers take a missing one for the default of its family, which may be 1, so 0 must be said.
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "n_mtp_layers")
+#: Lists with an entry for every layer: those of transformers; Step's; MiMo's; MiniMax's; DeepSeek's.
+PER_LAYER = frozenset(
+    [
+        "layer_types", "mlp_layer_types", "indexer_types", "no_rope_layers", "layers_block_type", "layer_rope_theta",
+        "rope_theta", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared", "use_rope_layers",
+        "hybrid_layer_pattern", "moe_layer_freq", "attn_type_list", "compress_ratios",
+    ]
+)  # fmt: skip
 #: An expert of such a layer, whatever the layer is called: all before, number, projection.
-_EXPERT = re.compile(r"(.*\.)experts\.(\d{1,6})\.([a-z]\w*)\.\w+")
-_WEIGHT = re.compile(r"(?:model\.)?layers\.\d{1,6}\.(.+)\.(?:weight|weight_packed|qweight)")
+_EXPERT = re.compile(rf"(.*\.)experts\.({NUMBER})\.([a-z]\w*)\.\w+")
+_WEIGHT = re.compile(rf"(?:model\.)?layers\.{NUMBER}\.(.+)\.(?:weight|weight_packed|qweight)")
 
 
 def check_extra(grouping: Grouping, model: ModelConfig, config: Mapping[str, Any]) -> None:
@@ -31,14 +40,14 @@ def check_extra(grouping: Grouping, model: ModelConfig, config: Mapping[str, Any
 def without_extra(config: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
     """config.json for a checkpoint whose multi-token-prediction layers were left out: it counts none.
 
-    Lists with an entry for every layer lose those of the layers that are gone (Step 3.5 has such).
+    The lists of :data:`PER_LAYER` lose the entries of the layers that are gone (Step 3.5 has such).
     """
 
     def edited(level: Mapping[str, Any]) -> dict[str, Any]:
         count = _count(level)
         whole = model.layers + count if count else None
-        made = {k: v[: model.layers] if isinstance(v, list) and len(v) == whole else v for k, v in level.items()}
-        return made | {k: 0 for k in COUNTS if k in level}
+        cut = {k: v[: model.layers] for k in PER_LAYER if isinstance(v := level.get(k), list) and len(v) == whole}
+        return {**level} | cut | {k: 0 for k in COUNTS if k in level}
 
     return {k: edited(v) if k in NESTED and isinstance(v, Mapping) else v for k, v in edited(config).items()}
 

@@ -139,6 +139,8 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     later: dict[tuple[str, ...], tuple[str, ...]] = {}
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
     for unit in grouping.ordered(with_extra):
+        if unit.fused and unit.experts != model.experts:
+            continue  # a problem already; and empty tensors may claim any number, each expert a unit
         try:
             planned = planner.plan(unit)
         except Unsupported as refusal:

@@ -54,7 +54,7 @@ def share_rows(pipeline: Pipeline, source: UnitSpec, steps: Steps, results: Resu
     empty, since its rows cannot be told apart by their bytes.
     """
     count = first_axis(source)
-    if count < 2 or not all(stage.rowwise for stage in pipeline.preprocess):
+    if count < 2 or not all(vars(type(stage)).get("rowwise", False) for stage in pipeline.preprocess):
         return 0
     if not all(tensor.nbytes for tensor in source.tensors.values()):
         return 0
@@ -76,14 +76,14 @@ def working_bytes(pipeline: Pipeline, unit: PlannedUnit) -> int:
     """Bytes of all arrays that may live while a share of the unit is worked on, mapped source pages included.
 
     An upper bound: views are counted as if they were copies. What preprocessors split passes through the stages behind
-    them one unit at a time.
+    them one unit at a time. All shares read as much, but a rule may make more of one of them than of the first.
     """
     share = next(shares(pipeline, unit)).planned
     total = share.source.nbytes
     with blame(pipeline.loader, unit.source.name):
         moment = max((pipeline.loader.scratch_bytes(t) for t in share.source.tensors.values()), default=0)
     before: tuple[UnitSpec, ...] = (share.source,)
-    fused = bool(share.results) and all(r.fused is not None for results in share.results for r in results)
+    fused = bool(unit.results) and all(r.fused is not None for results in unit.results for r in results)
     for stage, step in zip(pipeline.preprocess, share.steps, strict=True):
         with blame(stage, unit.source.name):
             moment = max(moment, *(stage.scratch_bytes(u) for u in before))
@@ -97,7 +97,7 @@ def working_bytes(pipeline: Pipeline, unit: PlannedUnit) -> int:
             default=0,
         )
         before = step
-    return total + moment + max((sum(map(_result_bytes, results)) for results in share.results), default=0)
+    return total + moment + max((sum(map(_result_bytes, results)) for results in unit.results), default=0)
 
 
 def first_axis(unit: UnitSpec) -> int:

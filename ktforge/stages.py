@@ -126,7 +126,8 @@ class Preprocessor(Stage):
 
     stage: ClassVar[str] = "preprocess"
     #: Whether it treats each expert of a fused unit by itself, and each row of a tensor that it leaves alone. Then it
-    #: may be given a part of them, a fused unit of one expert for example.
+    #: may be given a part of them, a fused unit of one expert for example. Each class says so for itself: a subclass,
+    #: which may look across experts, does not inherit it.
     rowwise: ClassVar[bool] = False
 
     @abstractmethod
@@ -139,7 +140,11 @@ class Preprocessor(Stage):
 
     def scratch_bytes(self, unit: UnitSpec) -> int:
         """The most bytes that :meth:`apply` needs at once for this unit, beside its arrays and those of the units that
-        it makes; 0 if it makes no others."""
+        it makes; 0 if it makes no others.
+
+        A planned tensor with the dtype and shape of the source's is taken for the same array: one that is made anew,
+        such as a rotated weight, is to be counted here.
+        """
         return 0
 
     def unmade(self, unit: UnitSpec) -> Collection[str]:

@@ -94,7 +94,8 @@ class UnitSpec:
     def experts(self) -> int:
         """How many experts the unit holds."""
         if self.fused:
-            return next(iter(self.tensors.values())).shape[0]
+            shape = next(iter(self.tensors.values())).shape
+            return shape[0] if shape else 0
         return int(self.is_expert)
 
     @property

@@ -25,7 +25,8 @@ class _Parts:
 class Workers:
     """``count`` threads for the shares of a run; ``memory_limit`` bounds the bytes of those in flight.
 
-    ``buffers`` are for what the calling thread packs.
+    ``buffers`` are for what the calling thread packs; with a limit, they are given back before another share may count
+    on their memory.
     """
 
     def __init__(self, count: int, memory_limit: int | None = None) -> None:
@@ -61,12 +62,8 @@ class Workers:
         with self._changed:
             self._offered.append(parts)
             self._changed.notify_all()
-        while True:
-            with self._changed:
-                if not parts.tasks:
-                    break
-                task = parts.tasks.popleft()
-            self._do(parts, task)
+        while self._do(parts):
+            pass
         with self._changed:
             self._offered.remove(parts)
             self._changed.wait_for(lambda: parts.left == 0)
@@ -80,20 +77,21 @@ class Workers:
                     try:
                         work(found)
                     finally:
+                        self._give_back()
                         self._done(found)
                 else:
-                    self._do(*found)
+                    self._do(found)
         except BaseException:
             self._stop()
             raise
 
-    def _next(self) -> Share | tuple[_Parts, Task] | None:
-        """Waits for a share, or for a part of one that another thread works on; None if there will be no more."""
+    def _next(self) -> Share | _Parts | None:
+        """Waits for a share, or for parts of one that another thread works on; None if there will be no more."""
         with self._changed:
             while not self._stopped:
                 for parts in self._offered:
                     if parts.tasks:
-                        return parts, parts.tasks.popleft()
+                        return parts
                 if self._waiting and self._fits(self._waiting[0]):
                     share = self._waiting.popleft()
                     self._in_flight += share.unit.working_bytes
@@ -113,12 +111,19 @@ class Workers:
             self._active -= 1
             self._changed.notify_all()
 
-    def _do(self, parts: _Parts, task: Task) -> None:
+    def _do(self, parts: _Parts) -> bool:
+        """Calls one of the tasks; False if all have been begun."""
+        with self._changed:
+            if not parts.tasks:
+                return False
+            task = parts.tasks.popleft()
         error = None
         try:
             task()
         except BaseException as caught:
             error = caught
+        del task  # it holds the share's arrays, which are taken for gone once no part is left
+        self._give_back()
         with self._changed:
             parts.left -= 1
             if error is not None:
@@ -127,6 +132,11 @@ class Workers:
                 parts.tasks.clear()
             if parts.left == 0:
                 self._changed.notify_all()
+        return True
+
+    def _give_back(self) -> None:
+        if self._limit is not None:
+            self.buffers.clear()
 
     def _stop(self) -> None:
         with self._changed:

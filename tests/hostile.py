@@ -25,6 +25,9 @@ HEADERS = {
     "deep": header(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     "not UTF-8": header(b'{"\xff": 1}'),
     "twice the same": header(b'{"a":%s,"a":%s}' % ((json.dumps(GOOD["a"]).encode(),) * 2)),
+    "twice the same with an escape": header(
+        b'{"a":%s,"a":%s}' % (json.dumps(GOOD["a"]).encode(), json.dumps(GOOD["a"]).replace("dt", "d\\u0074").encode())
+    ),
     "negative offset": header(entry(data_offsets=[-16, 0])),
     "backwards": header(entry(data_offsets=[16, 0])),
     "out of the file": header(entry(data_offsets=[0, 16]), 8),

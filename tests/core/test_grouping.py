@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import checkpoints
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,17 @@ def test_a_dense_model_is_called_one(family):
     for stages in ({"preprocess": [MoeToBf16()]}, {"quantize": Int4(), "layout": KtAmx()}):
         with pytest.raises(CheckpointError, match=rf"this is a dense model \(model_type {family};"):
             Pipeline(loader=loader, writer=MemoryWriter(), **stages).plan()
+
+
+@pytest.mark.parametrize("number", ["01", "00", "\N{ARABIC-INDIC DIGIT ONE}", "1000000"])
+def test_a_number_that_no_writer_spells_so_is_no_expert_and_no_layer(number):
+    model = read_model_config(FAMILIES["qwen3_moe"][0])
+    odd = [f"model.layers.{n}.mlp.experts.{e}.gate_proj.weight" for n, e in ((0, number), (number, 0))]
+    grouping = group([*specs("qwen3_moe"), *(TensorSpec(n, BF16, (8, 8)) for n in odd)], model)
+    assert grouping.problems.lines() == ()
+    assert {u.name: u.layer for u in grouping.others if ".experts." in u.name} == {odd[0]: 0, odd[1]: None}
+    packed = {n: TensorSpec(n, np.dtype(np.int8), (8,)) for n in [f"blk.0.ffn_up_exps.{number}.numa.0.weight"]}
+    assert list(KtAmx().find(packed, FAMILIES["qwen3_moe"][0], lambda spec: None)) == []
 
 
 def test_shared_experts_are_not_routed_ones():

@@ -5,7 +5,7 @@ from typing import ClassVar
 import checkpoints
 import numpy as np
 import pytest
-from ktforge_plugins import Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader
+from ktforge_plugins import Fp8, Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader
 
 from ktforge import CheckpointError, Pipeline, PluginError, native
 from ktforge.lazy import LazyTensors, pending
@@ -69,6 +69,20 @@ def test_a_subclass_that_packs_or_quantises_in_another_way_is_not_passed_by(sour
     assert set(packed["blk.0.ffn_up_exps.0.numa.0.weight"]) == {1}
     zeros = converted(source, quantize=OtherCodes())
     assert set(zeros["blk.0.ffn_up_exps.0.numa.0.weight"]) == {0}
+
+
+class HalfFp8(Fp8):
+    name: ClassVar[str] = "half-fp8"
+
+    def dequantize(self, arrays, parameters):
+        return (super().dequantize(arrays, parameters).astype(np.float32) / 2).astype(checkpoints.BF16)
+
+
+def test_a_subclass_that_dequantises_in_another_way_is_not_passed_by(fp8):
+    got, want = (converted(fp8, preprocess=[HalfFp8()], layout=layout) for layout in (KtAmx(), TwoSteps()))
+    whole = converted(fp8, preprocess=[Fp8()])
+    scale = "blk.0.ffn_gate_exps.0.numa.0.scale"
+    assert got == want and (np.frombuffer(got[scale], "f4") * 2 == np.frombuffer(whole[scale], "f4")).all()
 
 
 def test_an_fp8_weight_that_is_not_finite_is_named(tmp_path):

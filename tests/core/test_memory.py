@@ -21,9 +21,10 @@ from ktforge_plugins import (
     SplitExperts,
 )
 
-from ktforge import Pipeline, Registry
+from ktforge import Pipeline, Registry, Rule
 from ktforge.dequantize import dequantize_pipeline
 from ktforge.execute import execute
+from ktforge.testing import MemoryLoader, MemoryWriter
 
 REGISTRY = Registry.installed()
 #: Weights of an expert, and what Python's own objects may take beside arrays.
@@ -96,6 +97,8 @@ FORMS = {
     "groups": (
         lambda: plain(BF16), {"layout": CompressedTensors(), "quantize": Int4(group_size=32, symmetric=False)}
     ),
+    "words of bytes": (lambda: plain(BF16), {"layout": CompressedTensors()}),
+    "words of bytes, groups": (lambda: plain(BF16), {"layout": CompressedTensors(), "quantize": Int8(group_size=32)}),
     "fp8 blocks": (lambda: fp8((128, 128)), {}),
     "fp8 rows": (lambda: fp8((1, HIDDEN)), {"quantize": None, "layout": None}),
     "fp8 to bf16": (lambda: fp8((128, 128)), {"quantize": None, "layout": None}),
@@ -142,6 +145,23 @@ def test_a_run_stays_below_its_bound(tmp_path, form):
     assert bound <= 2 * most, f"{bound:,} bytes are far above {most:,}"
     if form in ("fused", "fused transposed", "fused interleaved"):
         assert most < plan.source_bytes, "more than an expert was in memory"
+
+
+def test_a_rule_that_makes_more_of_one_expert_is_in_the_bound(tmp_path):
+    data, changes = fused()
+    model = checkpoints.config(
+        **{"moe_intermediate_size": SIZE, "hidden_size": HIDDEN, "num_experts": 3, "num_hidden_layers": 1, **changes}
+    )
+    plans = [
+        Pipeline(
+            loader=MemoryLoader(tensors=data, model=model), preprocess=[SplitExperts()], quantize=Int4(group_size=32),
+            layout=CompressedTensors(), writer=MemoryWriter(),
+            rules=[Rule(match=f"*.experts.{e}.*", quantizer=Int8(group_size=32)) for e in experts],
+        ).plan()
+        for experts in ((), (0,), (1,), (2,))
+    ]  # fmt: skip
+    without, *changed = (plan.peak_memory(1) for plan in plans)
+    assert changed == [changed[0]] * 3 and changed[0] - without == 3 * SIZE * HIDDEN // 2
 
 
 @pytest.mark.parametrize("layout", [KtAmx(threadpool_count=2), CompressedTensors()])

@@ -106,6 +106,12 @@ def test_config_json_counts_no_layer_that_was_left_out(field, layout):
     assert made["text_config"] == {field: 0, "rope_theta": [1e4, 1e4]}
 
 
+def test_a_list_that_happens_to_be_as_long_is_not_cut():
+    config = {"num_nextn_predict_layers": 1, "swiglu_limits": [0.0, 7.0, 0.0], "eos_token_id": [1, 2, 3]}
+    made = json.loads(plan(heads(), "omit", **config).config_json)
+    assert made["eos_token_id"] == [1, 2, 3] and made["swiglu_limits"] == [0.0, 7.0]
+
+
 def test_config_json_is_left_alone_where_no_such_layer_was():
     config = {"num_nextn_predict_layers": 1, "layer_types": ["full", "full", "mtp"]}
     assert json.loads(plan({}, "omit", **config).config_json) == checkpoints.config(**config)

@@ -2,6 +2,8 @@
 
 import threading
 import time
+import tracemalloc
+from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -26,7 +28,7 @@ from ktforge import (
 )
 from ktforge.growing import Growing
 from ktforge.shares import Share
-from ktforge.tensors import TensorSpec
+from ktforge.tensors import PackedSpec, TensorSpec
 from ktforge.testing import MemoryLoader, MemoryWriter
 from ktforge.workers import Workers, ordered
 
@@ -91,6 +93,9 @@ def test_a_stage_that_looks_at_all_experts_gets_them_all():
         name: ClassVar[str] = "together"
         rowwise: ClassVar[bool] = False
 
+    class Inherits(SplitExperts):
+        name: ClassVar[str] = "inherits"
+
     class WholeOnly(MemoryLoader):
         name: ClassVar[str] = "whole-only"
 
@@ -102,7 +107,8 @@ def test_a_stage_that_looks_at_all_experts_gets_them_all():
     want.run()
     assert {u.share_rows for u in want.plan().units if u.source.fused} == {1}
     whole = WholeOnly(tensors=data, model=checkpoints.config(**CONFIG))
-    for made in (pipeline(data, preprocess=[Together(), MoeToBf16()]), pipeline(data, loader=whole)):
+    stages = [pipeline(data, preprocess=[stage(), MoeToBf16()]) for stage in (Together, Inherits)]
+    for made in (*stages, pipeline(data, loader=whole)):
         assert {u.share_rows for u in made.plan().units} == {0}
         made.run(workers=3)
         assert {n: a.tobytes() for n, a in made.writer.tensors.items()} == {
@@ -126,6 +132,11 @@ def test_a_fused_layer_with_an_empty_tensor_is_worked_on_as_a_whole(tmp_path, lo
         made = writer.tensors if isinstance(writer, MemoryWriter) else checkpoints.load_output(tmp_path / "out")
         assert made[name].shape == (EXPERTS, 0)
         assert {n: a.tobytes() for n, a in made.items()} == {n: a.tobytes() for n, a in data.items()}
+
+
+def test_every_preprocessor_of_ktforge_says_itself_that_experts_may_come_one_by_one():
+    own = [e.cls for e in Registry.installed().entries() if e.cls.__module__.startswith("ktforge_plugins.preprocess.")]
+    assert len(own) >= 7 and all(vars(stage).get("rowwise") is True for stage in own)
 
 
 def run_fused(folder, out, monkeypatch, **options):
@@ -304,6 +315,39 @@ def test_an_interrupt_of_the_stop_leaves_no_thread(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         crew.run([share(1)] * 100, work)
     assert not [t for t in threading.enumerate() if t.name.startswith("ktforge")] and len(done) < 100
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_limit_counts_what_waiting_threads_would_keep(in_parts):
+    """All threads pack 1 MB of what they have read at the same moment; then one packs what the whole limit is for."""
+    threads, one = 8, 1_000_000
+    met = threading.Barrier(threads)
+    crew = Workers(threads, memory_limit=threads * one)
+
+    def pack(nbytes):
+        return crew.buffers.of(PackedSpec((TensorSpec("x", np.dtype(np.int8), (nbytes,)),), "x"))
+
+    def small(read):
+        pack(one // 2)
+        met.wait(timeout=30)
+
+    def work(found):
+        if found is large:
+            pack(threads * one)
+        elif in_parts:
+            read = np.empty(threads * one // 2, np.int8)
+            crew.together([partial(small, read) for _ in range(threads)])
+        else:
+            small(np.empty(one // 2, np.int8))
+
+    large = share(1, threads * one)
+    first = [share(1, threads * one)] if in_parts else [share(1, one)] * threads
+    tracemalloc.start()
+    try:
+        crew.run([*first, large], work)
+        assert tracemalloc.get_traced_memory()[1] < threads * one + 200_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_last_large_tensor_comes_first_and_nothing_else_moves():

@@ -9,6 +9,7 @@ from compressed_tensors.compressors.naive_quantized import NaiveQuantizationComp
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from ktforge_plugins import CompressedTensorsFormat, Int4, KtAmx, MoeToBf16, SplitExperts
+from ktforge_plugins.preprocess.compressed_tensors import Targets
 from preprocess.units import EXPERT, weight, weight_unit
 from torch_arrays import to_numpy, to_torch
 
@@ -213,3 +214,34 @@ def test_kimi_k2_from_end_to_end(layout):
         assert b"quantization_config" not in plan.config_json
         results.append({n: a.tobytes() for n, a in writer.tensors.items()})
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(\w+\.?)+!$", r"(?:a|a)*!", r"(a\\)+", r"(x{1,9}){9}", ".*" * 5 + "!", "a?" * 30 + "a" * 30,
+        "(a|a)" * 30, "x" * 201,
+    ],
+)  # fmt: skip
+def test_a_pattern_that_may_take_forever_is_refused(pattern):
+    for model in (
+        config(args_of(4, "group"), ignore=[f"re:{pattern}"]),
+        config(args_of(4, "group"), [f"re:{pattern}"]),
+    ):
+        with pytest.raises(Unsupported, match="has a pattern that may take forever to match"):
+            CompressedTensorsFormat().bind(model)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module"),
+    [
+        (r".*self_attn.*", "model.layers.0.self_attn.q_proj"),
+        (r".*mlp\.(gate|up|gate_up|down)_proj.*", "model.layers.0.mlp.up_proj"),
+        (r".*shared_experts.*", "model.layers.0.mlp.shared_experts.up_proj"),
+        (r"^model\.layers\.\d+\..*", "model.layers.17.mlp.up_proj"),
+        (r".*\.layers\.[0-9]+\.mlp\.experts\.\d+\.(gate|up)_proj$", "model.layers.3.mlp.experts.5.up_proj"),
+    ],
+)
+def test_patterns_in_use_are_read(pattern, module):
+    targets = Targets.of([f"re:{pattern}"])
+    assert targets.name(module) and not targets.name("lm_head")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from checkpoints import BF16, EXPERTS, HIDDEN, LAYERS, SIZE, fuse
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SplitExperts
+from ktforge_plugins.preprocess.split_experts import _Cut
 
 from ktforge import Pipeline, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.testing import MemoryLoader, MemoryWriter
@@ -246,3 +247,34 @@ def test_a_fused_tensor_is_never_in_memory(tmp_path, transposed):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * one, f"{peak:,} bytes for experts of {one:,}"
+
+
+def test_the_shape_of_a_cut_is_computed_and_not_made():
+    """Of a scale that no memory holds; and of each cut, it is that of the view."""
+    shapes = {"gate_up.weight": (1, 512, 128), "gate_up.weight_scale": (1, 512, 10**15), "down.weight": (1, 128, 256)}
+    tensors = {role: TensorSpec(f"x.{role}", BF16, shape) for role, shape in shapes.items()}
+    config = checkpoints.config(hidden_size=128, moe_intermediate_size=256, num_experts=1)
+    stage = SplitExperts(gate_up="halves").bind(config)
+    (made,) = stage.plan(UnitSpec("x", tensors, 0, fused=True))
+    assert made.tensors["up.weight_scale"].shape == (256, 10**15)
+    for rows in (slice(None), slice(0, 3), slice(3, None), slice(0, None, 2), slice(1, None, 2)):
+        for axis, transposed in ((0, False), (1, True)):
+            cut = _Cut("x", rows, axis, transposed)
+            assert cut.shape((7, 9)) == cut.of(np.empty((7, 9))).shape
+
+
+def test_one_number_an_expert_is_not_cut():
+    tensors = {"gate_up.weight": (1, 512, 128), "down.weight": (1, 128, 256), "down.weight_scale": (1,)}
+    specs = {role: TensorSpec(f"x.{role}", BF16, shape) for role, shape in tensors.items()}
+    config = checkpoints.config(hidden_size=128, moe_intermediate_size=256, num_experts=1)
+    with pytest.raises(Unsupported, match=r"x\.down\.weight_scale \(BF16 \[1\]\) has one number an expert: put moe-to"):
+        SplitExperts(gate_up="halves").bind(config).plan(UnitSpec("x", specs, 0, fused=True))
+
+
+def test_a_fused_tensor_without_an_axis_is_refused():
+    data = {n: np.zeros((), BF16) if n.endswith("gate_up_proj") else a for n, a in fuse(checkpoints.tensors()).items()}
+    loader = MemoryLoader(tensors=data, model=checkpoints.config())
+    plan = Pipeline(loader=loader, preprocess=[SplitExperts()], writer=MemoryWriter()).plan()
+    assert (
+        f"model.layers.0.mlp.experts.gate_up_proj (BF16 []) has no first axis of {EXPERTS} experts" in plan.problems[0]
+    )

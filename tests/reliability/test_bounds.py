@@ -1,5 +1,6 @@
 """The command on files from strangers, in a process that may take 20 s and 700 MB: one sentence, and exit 1."""
 
+import json
 import os
 import resource
 import sys
@@ -7,7 +8,7 @@ import traceback
 
 import pytest
 from conversions import model
-from hostile import CONFIGS, HEADERS
+from hostile import CONFIGS, HEADERS, header
 
 from ktforge.checkpoint import CONFIG
 from ktforge.cli import main
@@ -106,6 +107,38 @@ BROKEN = {
         % b"".join(b'"%d":"model.safetensors",' % i for i in range(500_000)),
     ),
 }
+FUSED = "model.layers.0.mlp.experts."
+#: Tensors of no bytes, which may claim any shape.
+EMPTY = {
+    "a scale of 10^15 columns": {
+        "gate_up_proj": [0, 256, 128], "gate_up_proj_scale": [0, 256, 10**15], "down_proj": [0, 128, 128]
+    },
+    "10^8 experts": {"gate_up_proj_blocks": [10**8, 256, 0], "down_proj_blocks": [10**8, 128, 0]},
+    "10^8 experts in one tensor": {"gate_up_proj_blocks": [10**8, 256, 0], "down_proj_blocks": [1, 128, 0]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_fused_tensors_of_no_bytes(tmp_path, kind):
+    folder = model(tmp_path / "model", 1, 1, 128, 128, shards=1)
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**config, "model_type": "gpt_oss"}))
+    names = {f"{FUSED}{n}": shape for n, shape in EMPTY[kind].items()}
+    entries = {
+        n: {"dtype": "U8" if n.endswith("blocks") else "BF16", "shape": shape, "data_offsets": [0, 0]}
+        for n, shape in names.items()
+    }
+    (folder / "model.safetensors").write_bytes(header(entries, 0))
+    pipeline = tmp_path / "pipeline.yaml"
+    pipeline.write_text(
+        f"loader: {{use: safetensors, path: {folder}}}\npreprocess: [{{use: split-experts}}]\n"
+        f"writer: {{use: safetensors, path: {tmp_path / 'out'}}}\n"
+    )
+    status, said = bounded(tmp_path, "plan", pipeline)
+    assert status == 1 and "config.json announces" in said and "plugin" not in said, said[:900]
+    assert all(line.startswith("error: ") and len(line) < 600 for line in said.splitlines()), said[:900]
+
+
 COMMANDS = [("convert", kind) for kind in BROKEN] + [
     (command, kind)
     for command in ("moe-to-bf16", "dequantize", "inspect")

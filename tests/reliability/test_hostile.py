@@ -10,6 +10,7 @@ import pytest
 from conversions import model, pipeline
 from hostile import CONFIGS, GOOD, HEADERS, header
 from ktforge_plugins import BinLoader, SafetensorsLoader, SafetensorsWriter
+from ktforge_plugins.loaders.kt_folder import KtFolderLoader
 
 from ktforge import KtforgeError
 from ktforge.checkpoint import CONFIG
@@ -79,6 +80,15 @@ def test_a_link_out_of_the_folder(folder, name):
     (folder / name).rename(secret)
     (folder / name).symlink_to(secret)
     assert "outside" in refused(lambda: convert(folder))
+
+
+def test_a_kt_file_that_is_a_link_out_of_the_folder(tmp_path):
+    secret, folder = tmp_path / "secret", tmp_path / "model/_layer_0/_numa_0"
+    secret.write_bytes(b"12345678")
+    folder.mkdir(parents=True)
+    (folder / "INT4_up_0_8Byte_quant_.kt").symlink_to(secret)
+    said = refused(lambda: list(KtFolderLoader(path=tmp_path / "model").scan()))
+    assert "INT4_up_0_8Byte_quant_.kt is a link to" in said and "outside the checkpoint" in said
 
 
 def test_a_hub_cache_is_links_and_that_is_fine(folder):

@@ -200,7 +200,7 @@ def _pack_words(codes: np.ndarray, bits: int, out: np.ndarray) -> None:
     if bits == 4:
         native.nibbles_pack(codes, out)
     else:
-        out.view(np.uint8)[:] = codes.view(np.uint8) ^ 0x80
+        np.bitwise_xor(codes.view(np.uint8), 0x80, out=out.view(np.uint8))
 
 
 def _unpack_words(words: np.ndarray, bits: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from ktforge import (
     hookimpl,
     native,
 )  # fmt: skip
+from ktforge.architectures import NUMBER
 from ktforge.grouping import PROJECTIONS, canonical, expert_unit
 from ktforge.lazy import pending
 from ktforge.modelconfig import read_model_config
@@ -36,7 +37,9 @@ from ktforge.stages import Fused, PlanKey, alike
 from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
-_STEM = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?:gate|up|down)_exps\.(?P<expert>\d+)\.numa\.(?P<part>\d+)\.weight$")
+_STEM = re.compile(
+    rf"blk\.(?P<layer>{NUMBER})\.ffn_(?:gate|up|down)_exps\.(?P<expert>{NUMBER})\.numa\.(?P<part>{NUMBER})\.weight$"
+)
 INT8, FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 #: More NUMA nodes than any machine has.
 MOST_PARTS = 64

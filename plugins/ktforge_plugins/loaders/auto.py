@@ -62,6 +62,10 @@ class AutoLoader(FolderLoader):
         has_bin = (self.path / bin_files.INDEX).exists() or any(self.path.glob(bin_files.PATTERN))
         if not has_safetensors and not has_bin:
             self.contents().weight_files("*.safetensors", safetensors_files.INDEX)  # knows where they are
+            if any(self.path.glob("*.gguf")):
+                raise CheckpointError(
+                    f"{self.path} has *.gguf files, which llama.cpp has quantised already: get its *.safetensors"
+                )
             raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
         if not has_safetensors:
             self._refuse_io(bin_files.PATTERN)

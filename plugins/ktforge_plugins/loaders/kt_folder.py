@@ -12,13 +12,14 @@ import xxhash
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
-from ktforge.checkpoint import merge_scans
+from ktforge.architectures import NUMBER
+from ktforge.checkpoint import check_inside, merge_scans
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
 PATTERN = "_layer_*/_numa_*/*.kt"
 _FILE = re.compile(
-    r"_layer_(?P<layer>\d+)/_numa_(?P<part>\d+)/"
-    r"INT[48]_(?P<projection>gate|up|down)_(?P<expert>\d+)_(?P<bytes>\d+)Byte_(?P<kind>quant|scale)_\.kt"
+    rf"_layer_(?P<layer>{NUMBER})/_numa_(?P<part>{NUMBER})/"
+    rf"INT[48]_(?P<projection>gate|up|down)_(?P<expert>{NUMBER})_(?P<bytes>[0-9]{{1,18}})Byte_(?P<kind>quant|scale)_\.kt"
 )
 _KINDS: dict[str, tuple[str, np.dtype]] = {
     "quant": ("weight", np.dtype(np.int8)),
@@ -64,6 +65,7 @@ class KtFolderLoader(FolderLoader):
         files = sorted(self.path.glob(PATTERN))
         if not files:
             raise CheckpointError(f"{self.path} has no {PATTERN} files")
+        check_inside(self.path, *files)
         return files
 
     def _spec(self, file: Path) -> TensorSpec:

@@ -142,8 +142,8 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
         raise CheckpointError(f"{file} is not a whole safetensors file: {_reason(error)}; download it again") from error
     try:
         entries = json.loads(header)
-        # What the library does not look for is a name that stands there twice.
-        if header.count(b'"dtype"') != len(entries.keys() - {METADATA}):
+        # What the library does not look for is a name that stands there twice, spelled the same or with escapes.
+        if b"\\" in header or header.count(b'"dtype"') != len(entries.keys() - {METADATA}):
             parse_json(header)
     except ValueError as error:
         raise CheckpointError(f"{file} has a broken header: {error}; download it again") from error

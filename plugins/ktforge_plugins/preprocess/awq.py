@@ -36,6 +36,7 @@ class Awq(NumberFormat):
     """
 
     name: ClassVar[str] = "awq"
+    rowwise: ClassVar[bool] = True
 
     def plan_key(self) -> PlanKey:
         return alike

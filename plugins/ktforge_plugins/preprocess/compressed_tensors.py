@@ -25,6 +25,8 @@ from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Sto
 I8, I32 = DTYPES["I8"], DTYPES["I32"]
 #: What to do about tensors that config.json does not fit.
 CONFIG = "get the config.json that belongs to it"
+#: Patterns in use have up to 80 characters, 3 repetitions and 2 groups.
+PATTERN_LIMIT, CHOICES_LIMIT = 200, 4
 ZERO, GROUPS, SHAPE = "weight_zero_point", "weight_g_idx", "weight_shape"
 
 
@@ -51,8 +53,14 @@ class Targets:
 
     @classmethod
     def of(cls, targets: Any) -> Targets:
-        """Raises Unsupported for a pattern that is none."""
+        """Raises Unsupported for a pattern that is none, or one that may take forever to match."""
         words = [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else []
+        for word in words:
+            if word.startswith("re:") and _may_take_forever(word[3:]):
+                raise Unsupported(
+                    f"config.json: quantization_config has a pattern that may take forever to match, {word[:80]!r}: "
+                    f"write it without repeated groups, with {CHOICES_LIMIT} repetitions and groups at most"
+                )
         try:
             patterns = tuple(re.compile(w[3:]) for w in words if w.startswith("re:"))
         except re.error as error:
@@ -67,6 +75,15 @@ class Targets:
         return any(n in self.names or any(p.match(n) for p in self.patterns) for n in {module, canonical(module)})
 
 
+def _may_take_forever(pattern: str) -> bool:
+    """Matching takes exponential time where a group is repeated, else a power of the name's length with as many factors
+    as there are repetitions, and a factor for each group's alternatives."""
+    plain = re.sub(r"\\.", "_", pattern, flags=re.DOTALL)
+    repetitions, groups = len(re.findall(r"(?<!\()[*+?{]", plain)), plain.count("(")
+    repeated_group = re.search(r"\)[*+{]", plain) is not None
+    return repeated_group or len(pattern) > PATTERN_LIMIT or max(repetitions, groups) > CHOICES_LIMIT
+
+
 class CompressedTensorsFormat(NumberFormat):
     """pack-quantized (int32 words, 2, 4 or 8 bits, low bits first) and int-quantized (int8) weights become BF16.
 
@@ -76,6 +93,7 @@ class CompressedTensorsFormat(NumberFormat):
     """
 
     name: ClassVar[str] = "compressed-tensors"
+    rowwise: ClassVar[bool] = True
 
     _ignored: Targets = PrivateAttr(default_factory=Targets)
     _groups: list[tuple[Targets, Any]] = PrivateAttr(default_factory=list)

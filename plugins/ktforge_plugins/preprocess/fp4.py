@@ -37,6 +37,7 @@ class Fp4(NumberFormat):
     """
 
     name: ClassVar[str] = "fp4"
+    rowwise: ClassVar[bool] = True
 
     def plan_key(self) -> PlanKey:
         return alike

@@ -40,6 +40,7 @@ class Gptq(NumberFormat):
     """
 
     name: ClassVar[str] = "gptq"
+    rowwise: ClassVar[bool] = True
 
     def plan_key(self) -> PlanKey:
         return alike

@@ -73,7 +73,7 @@ class MoeToBf16(Preprocessor):
         if not unit.is_expert and not unit.fused:
             other = self._checked_other(plan_formats(unit, self._formats))
             return [self._dense_in_bf16(other) if self._dense else other]
-        problems = [p for parameters in unit.projections().items() for p in self._contradictions(*parameters)]
+        problems = self._contradictions(unit)
         try:
             planned = plan_formats(unit, self._formats)
         except Unsupported as refusal:
@@ -111,15 +111,22 @@ class MoeToBf16(Preprocessor):
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
         return plain_config(config, results, f"get a copy in what {self.name} knows, {_known()}")
 
-    def _contradictions(self, projection: str, parameters: Mapping[str, TensorSpec]) -> Iterator[str]:
+    def _contradictions(self, unit: UnitSpec) -> list[str]:
+        """A sentence for each way in which projections are stored that is not the ``input_type``."""
         if self.input_type == "auto":
-            return
-        weight = parameters.get("weight")
-        word = _FLOATS.get(dtype_name(weight.dtype)) if weight is not None else None
-        if word != self.input_type:
-            stored = dtype_name(weight.dtype) if weight is not None else ", ".join(sorted(parameters))
-            mend = f"{word} or auto" if word else "auto"
-            yield f"the input type was given as {self.input_type}, but {projection} is {stored}: say {mend}"
+            return []
+        found: dict[tuple[str, str], list[str]] = {}
+        for projection, parameters in unit.projections().items():
+            weight = parameters.get("weight")
+            word = _FLOATS.get(dtype_name(weight.dtype)) if weight is not None else None
+            if word != self.input_type:
+                stored = dtype_name(weight.dtype) if weight is not None else ", ".join(sorted(parameters))
+                found.setdefault((stored, f"{word} or auto" if word else "auto"), []).append(projection)
+        return [
+            f"the input type was given as {self.input_type}, but {', '.join(projections)} "
+            f"{'are' if projections[1:] else 'is'} {stored}: say {mend}"
+            for (stored, mend), projections in found.items()
+        ]
 
     def _dense_in_bf16(self, unit: UnitSpec) -> UnitSpec:
         if self.input_type != "auto":

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import PrivateAttr
@@ -47,8 +47,6 @@ class NumberFormat(Preprocessor):
 
     Of fused experts, the format sees one at a time. ``quantization_config`` leaves config.json.
     """
-
-    rowwise: ClassVar[bool] = True
 
     _quantization: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 

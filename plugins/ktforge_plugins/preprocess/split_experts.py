@@ -32,6 +32,12 @@ class _Cut:
         cut = expert[(slice(None),) * self.axis + (self.rows,)]
         return cut.T if self.transposed else cut
 
+    def shape(self, expert: tuple[int, ...]) -> tuple[int, ...]:
+        """That of the view: nothing is made of a shape that may be a stranger's."""
+        count = len(range(expert[self.axis])[self.rows])
+        cut = (*expert[: self.axis], count, *expert[self.axis + 1 :])
+        return cut[::-1] if self.transposed else cut
+
 
 class SplitExperts(Preprocessor):
     """Fused experts, [E, 2I, H] with [E, H, I] or transposed, become experts with gate, up and down.
@@ -67,8 +73,7 @@ class SplitExperts(Preprocessor):
         specs = {}
         for role, cut in cuts.items():
             source = unit.tensors[cut.source]
-            shape = cut.of(np.empty(source.shape[1:], np.bool_)).shape
-            specs[role] = TensorSpec("", source.dtype, shape, source.file, source.offset)
+            specs[role] = TensorSpec("", source.dtype, cut.shape(source.shape[1:]), source.file, source.offset)
         return [self._expert(unit, specs, e) for e in range(unit.experts)]
 
     def apply(self, unit: Unit) -> Iterator[Unit]:
@@ -95,6 +100,9 @@ class SplitExperts(Preprocessor):
         odd = [t for t in unit.tensors.values() if t.shape[:1] != (unit.experts,)]
         if odd:
             raise Unsupported(*(f"{t} has no first axis of {unit.experts} experts" for t in odd))
+        flat = [t for t in unit.tensors.values() if len(t.shape) == 1]
+        if flat:
+            raise Unsupported(*(f"{t} has one number an expert: put moe-to-bf16 before {self.name}" for t in flat))
         transposed = self._transposed(unit)
         cuts = {}
         for ours in ("gate", "up", "down"):

@@ -11,9 +11,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
+from ktforge.architectures import NUMBER
 from ktforge_plugins.writers.safetensors import INDEX, SIZE_HELP, SafetensorsWriter, Size, index_json
 
-_PACKED = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(\d+)\.numa\.(\d+)\.(weight|scale)")
+_PACKED = re.compile(rf"blk\.({NUMBER})\.ffn_(gate|up|down)_exps\.({NUMBER})\.numa\.({NUMBER})\.(weight|scale)")
 _METHODS = {"kt-amx-int4/1": "INT4", "kt-amx-int8/1": "INT8"}
 _KIND = {"weight": "quant", "scale": "scale"}
 
