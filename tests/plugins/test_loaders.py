@@ -206,7 +206,7 @@ def test_folders_without_weights(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert "has no weights: neither *.safetensors nor" in refusal(AutoLoader(path=tmp_path))
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
-    assert "has *.gguf files, which llama.cpp has quantised already: get the" in refusal(AutoLoader(path=tmp_path))
+    assert "has *.gguf files, which llama.cpp has quantised already: get its" in refusal(AutoLoader(path=tmp_path))
     assert "has no *.safetensors files" in refusal(SafetensorsLoader(path=tmp_path))
     assert "has no pytorch_model*.bin files" in refusal(BinLoader(path=tmp_path))
     assert "does not exist" in refusal(AutoLoader(path=tmp_path / "absent"))
