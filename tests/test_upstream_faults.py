@@ -37,7 +37,7 @@ def test_fp8_scales_do_not_shift_across_experts(tmp_path, out, block):
 
 
 def test_the_declared_input_type_is_not_trusted(source, out):
-    with pytest.raises(PlanError, match="given as fp8, but gate is BF16"):
+    with pytest.raises(PlanError, match="given as fp8, but gate, up, down are BF16"):
         pipeline(source, out, input_type="fp8").run()
 
 
