@@ -145,7 +145,9 @@ def test_dequantize(source, tmp_path):
 
 @pytest.mark.parametrize(("declared", "found"), [("fp8", "BF16"), ("fp16", "BF16")])
 def test_a_wrong_input_type_is_refused(source, out, declared, found):
-    refused(convert(source, out, "--input-type", declared), f"given as {declared}, but gate, up, down are {found}: say bf16")
+    refused(
+        convert(source, out, "--input-type", declared), f"given as {declared}, but gate, up, down are {found}: say bf16"
+    )
     assert not out.exists()
 
 

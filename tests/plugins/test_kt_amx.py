@@ -133,7 +133,7 @@ def test_kt_folder_refuses_what_is_not_packed(source, out):
 @pytest.mark.parametrize(
     ("number", "size", "message"),
     [
-        (999_999_999, 512, "is called numa.999999; 64 parts are the most"),
+        (999_999, 512, "is called numa.999999; 64 parts are the most"),
         (0, 10**6, "in 4 or 8 bits: see config.json"),
     ],
 )
