@@ -162,7 +162,7 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
         else:
             assert unit.expert is not None
             present.setdefault(unit.layer, set()).add(unit.expert)
-        missing = _missing(tuple(unit.tensors), unit.fused)
+        missing = missing_projections(tuple(unit.tensors), unit.fused)
         if missing:
             problems.add(f"has no {' and no '.join(missing)} projection", unit.name)
     for layer in sorted(model.moe_layers - present.keys()):
@@ -179,7 +179,7 @@ def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
 
 
 @lru_cache
-def _missing(roles: tuple[str, ...], fused: bool) -> tuple[str, ...]:
+def missing_projections(roles: tuple[str, ...], fused: bool) -> tuple[str, ...]:
     """Projections that an expert with these roles does not have."""
     present = {role.partition(".")[0] for role in roles}
     if not fused:
@@ -212,22 +212,23 @@ def expert_unit(model: ModelConfig, layer: int, expert: int) -> UnitSpec:
             "one in ktforge/data/architectures"
         )
     tensors = {}
-    for projection in PROJECTIONS:
-        shape = (model.expert_size, model.hidden)
+    for projection, shape in expert_shapes(model).items():
         name = architecture.experts.format(
             layer=layer, expert=expert, projection=architecture.projections[projection], parameter="weight"
         )
-        tensors[f"{projection}.weight"] = TensorSpec(name, BF16, shape[::-1] if projection == "down" else shape)
+        tensors[f"{projection}.weight"] = TensorSpec(name, BF16, shape)
     return UnitSpec(name.rpartition(f".{expert}.")[0] + f".{expert}", tensors, layer, expert)
+
+
+def expert_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Projection → [out, in] of a routed expert's weight."""
+    size, hidden = model.expert_size, model.hidden
+    return {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
 
 
 def check_shapes(unit: UnitSpec, model: ModelConfig) -> Iterator[str]:
     """What is wrong with the weights of an expert that is about to be quantised or written."""
-    expected = {
-        "gate": (model.expert_size, model.hidden),
-        "up": (model.expert_size, model.hidden),
-        "down": (model.hidden, model.expert_size),
-    }
+    expected = expert_shapes(model)
     for projection, tensors in unit.projections().items():
         weight = tensors.get("weight")
         if weight is not None and weight.shape != expected[projection]:

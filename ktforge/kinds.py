@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ktforge.dense import check_dense
 from ktforge.errors import CheckpointError, Problems, Unsupported
 from ktforge.grouping import Grouping
 from ktforge.mtp import check_extra
 from ktforge.pipeline import Pipeline
-from ktforge.registry import blame
 from ktforge.rules import Targets
 from ktforge.source import Source
 from ktforge.stages import PlanKey, Stage
 from ktforge.stencils import plan_keys, told_apart
 from ktforge.tensors import UnitSpec
-from ktforge.unitplan import PlannedUnit, later_refusals, plan_unit
+from ktforge.unitplan import PlannedUnit, edited_config, later_refusals, plan_unit, results_of
 
 _NUMBER = re.compile(r"\d+")
 
@@ -66,17 +64,8 @@ class Kinds:
     def _refusals(self, pipeline: Pipeline, kinds: Sequence[Kind]) -> tuple[str, ...]:
         problems = Problems()
         bound = pipeline.bound(self.source.config)
-        results = [r for unit in self._planned(bound, kinds, problems) for made in unit.results for r in made]
-        if bound.layout is not None:
-            with blame(bound.layout, "the output"):
-                problems.extend(bound.layout.check(results))
-        edited: Mapping[str, Any] = self.source.config
-        for stage in bound.stages() if not problems.lines() else ():
-            try:
-                with blame(stage, "config.json"):
-                    edited = stage.edit_config(edited, results)
-            except Unsupported as refusal:
-                problems.extend(refusal.problems)
+        planned = self._planned(bound, kinds, problems)
+        edited_config(bound, self.source.config, list(results_of(planned)), problems)
         return problems.lines()
 
     def changed_by(self, pipeline: Pipeline) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ktforge.architectures import NUMBER
-from ktforge.grouping import PROJECTIONS, Grouping, canonical, expert_list
+from ktforge.grouping import PROJECTIONS, Grouping, canonical, expert_list, missing_projections
 from ktforge.modelconfig import COUNT_LIMIT, NESTED, ModelConfig
 from ktforge.tensors import UnitSpec
 
@@ -62,9 +62,8 @@ def _experts_missing(units: Iterable[UnitSpec], model: ModelConfig) -> Iterable[
     found: dict[str, dict[int, set[str]]] = {}
     for unit in units:
         if unit.fused:
-            projections = unit.projections().keys()
-            if not ("gate_up" in projections or {"gate", "up"} <= projections) or "down" not in projections:
-                yield f"{unit.name}, for multi-token prediction: has {' and '.join(projections)} only"
+            if missing_projections(tuple(unit.tensors), fused=True):
+                yield f"{unit.name}, for multi-token prediction: has {' and '.join(unit.projections())} only"
             if unit.experts != model.experts:
                 yield f"{unit.name}, for multi-token prediction: has {unit.experts} of {model.experts} experts"
         for tensor in unit.tensors.values():

@@ -26,7 +26,7 @@ from ktforge.sizes import size_text
 from ktforge.source import Source, read_source
 from ktforge.stencils import UnitPlanner
 from ktforge.tensors import FileSpec, SourceFile, TensorSpec
-from ktforge.unitplan import PlannedUnit, Result, later_refusals
+from ktforge.unitplan import PlannedUnit, Result, edited_config, later_refusals, results_of
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
@@ -80,7 +80,7 @@ class Plan:
     @property
     def results(self) -> Iterator[Result]:
         """What becomes of every unit, in their order."""
-        return _results(self.units)
+        return results_of(self.units)
 
     @cached_property
     def formats(self) -> tuple[str, ...]:
@@ -156,17 +156,8 @@ def _make_plan(pipeline: Pipeline) -> Plan:
             left_out.extend(unit.tensors.values())
     for pattern in targets.unused():
         problems.add(f"the rule {pattern!r} matches no weight that can be quantised, or comes behind one that does")
-    results = list(_results(units))
-    if bound.layout is not None:
-        with blame(bound.layout, "the output"):
-            problems.extend(bound.layout.check(results))
     edited = config if with_extra or not grouping.extra else without_extra(config, model)
-    for stage in bound.stages() if not problems.lines() else ():
-        try:
-            with blame(stage, "config.json"):
-                edited = stage.edit_config(edited, results)
-        except Unsupported as refusal:
-            problems.extend(refusal.problems)
+    edited = edited_config(bound, edited, list(results_of(units)), problems)
     files = _plan_files(bound, units, problems) if not problems.lines() else ()
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), _side_files(source, edited),
@@ -180,8 +171,8 @@ def _make_plan(pipeline: Pipeline) -> Plan:
 
 
 def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Problems) -> Sequence[FileSpec]:
-    outputs = [tensor for result in _results(units) for tensor in result.outputs]
-    formats = {r.packed.format for r in _results(units) if r.packed}
+    outputs = [tensor for result in results_of(units) for tensor in result.outputs]
+    formats = {r.packed.format for r in results_of(units) if r.packed}
     if len({t.name for t in outputs}) < len(outputs):
         origin: dict[str, str] = {}
         for unit in units:
@@ -199,10 +190,6 @@ def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Prob
     except Unsupported as refusal:
         problems.extend(refusal.problems)
         return ()
-
-
-def _results(units: Sequence[PlannedUnit]) -> Iterator[Result]:
-    return (result for unit in units for results in unit.results for result in results)
 
 
 def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ktforge import shares
-from ktforge.errors import Unsupported
-from ktforge.grouping import check_shapes
+from ktforge.errors import Problems, Unsupported
+from ktforge.grouping import check_shapes, expert_shapes
 from ktforge.modelconfig import ModelConfig
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
@@ -89,6 +89,28 @@ def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets:
     return replace(made, working_bytes=shares.working_bytes(pipeline, made))
 
 
+def results_of(units: Iterable[PlannedUnit]) -> Iterator[Result]:
+    """What becomes of all units, in their order."""
+    return (result for unit in units for results in unit.results for result in results)
+
+
+def edited_config(
+    pipeline: Pipeline, config: Mapping[str, Any], results: Sequence[Result], problems: Problems
+) -> Mapping[str, Any]:
+    """config.json as the stages of a bound pipeline leave it, once nothing speaks against the whole output. What the
+    layout or a stage has against it is added to ``problems``."""
+    if pipeline.layout is not None:
+        with blame(pipeline.layout, "the output"):
+            problems.extend(pipeline.layout.check(results))
+    for stage in pipeline.stages() if not problems.lines() else ():
+        try:
+            with blame(stage, "config.json"):
+                config = stage.edit_config(config, results)
+        except Unsupported as refusal:
+            problems.extend(refusal.problems)
+    return config
+
+
 def later_refusals(pipeline: Pipeline, unit: UnitSpec, model: ModelConfig, targets: Targets) -> Sequence[str]:
     """What speaks against an expert behind the preprocessors, of which one refuses it: it would come out next time.
 
@@ -103,10 +125,7 @@ def later_refusals(pipeline: Pipeline, unit: UnitSpec, model: ModelConfig, targe
         return ()
     except Unsupported as refusal:
         said = refusal.problems
-    shapes = {p: (model.expert_size, model.hidden) for p in ("gate", "up")} | {
-        "down": (model.hidden, model.expert_size)
-    }
-    tensors = {f"{p}.weight": TensorSpec(f"{unit.name}.{p}.weight", BF16, s) for p, s in shapes.items()}
+    tensors = {f"{p}.weight": TensorSpec(f"{unit.name}.{p}.weight", BF16, s) for p, s in expert_shapes(model).items()}
     ideal = UnitSpec(unit.name, tensors, unit.layer, unit.expert or 0)
     try:
         plan_unit(pipeline.model_copy(update={"preprocess": ()}), ideal, model, targets)
