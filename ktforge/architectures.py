@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Literal
@@ -12,6 +13,8 @@ from ruamel.yaml import YAML
 
 #: A layer or an expert as every writer spells it: what reads as the same number must be the same name.
 NUMBER = "(?:0|[1-9][0-9]{0,5})"
+#: Layer, expert (None for fused ones) and role of an expert's tensor.
+Place = tuple[int, int | None, str]
 #: What fused tensors end with, where it is not the role's parameter itself.
 _FUSED_PARAMETERS = {None: "weight", "scale": "weight_scale", "scale_inv": "weight_scale_inv"}
 
@@ -53,20 +56,26 @@ class Architecture(BaseModel):
         assert self.experts or self.fused
         return self.experts or (self.fused.experts if self.fused else "")
 
-    def place(self, name: str) -> tuple[int, int | None, str] | None:
-        """Layer, expert and role of an expert's tensor, the expert None for a fused one; None for any other tensor.
-
-        ``name`` comes without ``language_model.``
-        """
-        match = self.pattern.fullmatch(name) if self.pattern else None
-        if match is not None:
-            layer, expert, projection, parameter = match.groups()
-            return int(layer), int(expert), f"{self._ours[projection]}.{parameter}"
-        match = self.fused.pattern.fullmatch(name) if self.fused else None
-        if match is not None:
-            layer, projection, parameter = match.groups()
-            return int(layer), None, f"{self._ours_fused[projection]}.{_FUSED_PARAMETERS.get(parameter, parameter)}"
-        return None
+    def places(self, names: Iterable[str]) -> Iterator[Place | None]:
+        """The :data:`Place` of each of ``names``, which come without ``language_model.``; None for any other tensor."""
+        alone = self.pattern.fullmatch if self.pattern else None
+        fused = self.fused.pattern.fullmatch if self.fused else None
+        # An expert's tensors mostly come one behind the other: `stem` is what the last one's name begins with.
+        stem, layer, expert, roles = "\0", 0, 0, dict[str, str]()
+        for name in names:
+            if name.startswith(stem) and (role := roles.get(name[len(stem) :])) is not None:
+                yield layer, expert, role
+            elif alone is not None and (match := alone(name)) is not None:
+                stem, rest = name[: match.start(3)], name[match.start(3) :]
+                layer, expert = int(match[1]), int(match[2])
+                roles[rest] = f"{self._ours[match[3]]}.{match[4]}"
+                yield layer, expert, roles[rest]
+            elif fused is not None and (match := fused(name)) is not None:
+                projection, parameter = match[2], match[3]
+                role = f"{self._ours_fused[projection]}.{_FUSED_PARAMETERS.get(parameter, parameter)}"
+                yield int(match[1]), None, role
+            else:
+                yield None
 
     @cached_property
     def _ours(self) -> dict[str, str]:
@@ -76,9 +85,9 @@ class Architecture(BaseModel):
     def _ours_fused(self) -> dict[str, str]:
         return {theirs: ours for ours, theirs in self.fused.projections.items()} if self.fused else {}
 
-    def knows(self, name: str) -> bool:
-        """Whether ``name``, without ``language_model.``, is that of a routed expert's tensor."""
-        return self.place(name) is not None
+    def knows(self, names: Iterable[str]) -> bool:
+        """Whether any of ``names``, without ``language_model.``, is that of a routed expert's tensor."""
+        return any(place is not None for place in self.places(names))
 
 
 def _compile(template: str, projections: dict[str, str], parameter: str) -> re.Pattern[str]:
@@ -95,17 +104,32 @@ def _compile(template: str, projections: dict[str, str], parameter: str) -> re.P
     return re.compile(re.sub(r"^model\\\.", r"(?:model\\.)?", regex))
 
 
-@cache
 def architectures() -> tuple[Architecture, ...]:
     """All known naming schemes, in order of file name."""
+    return tuple(map(_read, _files()))
+
+
+def likely_architectures(model_type: str) -> Iterator[Architecture]:
+    """The same, those of a ``model_type`` first. A file is read when it is asked for."""
+    first = [name for name, text in _files().items() if model_type in text and model_type in _read(name).model_types]
+    return (_read(name) for name in (*first, *(n for n in _files() if n not in first)))
+
+
+@cache
+def _files() -> dict[str, str]:
     folder = files("ktforge") / "data" / "architectures"
     paths = sorted((p for p in folder.iterdir() if p.name.endswith(".yaml")), key=lambda p: p.name)
-    return tuple(Architecture.model_validate(YAML(typ="safe").load(p.read_text("utf-8"))) for p in paths)
+    return {p.name: p.read_text("utf-8") for p in paths}
+
+
+@cache
+def _read(name: str) -> Architecture:
+    return Architecture.model_validate(YAML(typ="safe").load(_files()[name]))
 
 
 def gate_up_of(model_type: str) -> Literal["halves", "interleaved"] | None:
     """How the family of ``model_type`` fuses gate and up; None for a ``model_type`` of no architecture file."""
-    for architecture in architectures():
+    for architecture in likely_architectures(model_type):
         if model_type in architecture.model_types and architecture.fused:
             return architecture.fused.gate_up
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,7 +97,7 @@ class PackedLoader(Loader):
         used: set[str] = set()
         with blame(self.layout, "the packed tensors"):
             found = list(self.layout.find(self._stored, self.inner.config(), self.inner.read))
-            found = [replace(spec, unit=self._named(spec.unit)) for spec in found]
+            found = [spec._replace(unit=self._named(spec.unit)) for spec in found]
             for spec in found:
                 planned = self.layout.plan(spec).tensors
                 used.update(t.name for t in planned)
@@ -162,7 +161,7 @@ class PackedLoader(Loader):
         quant, role = self._packed[spec.name]
         for part in quant.parts:
             if part.role == role:
-                alone = replace(quant, parts=(part,))
+                alone = quant._replace(parts=(part,))
                 yield alone, [self._stored[t.name] for t in self.layout.plan(alone).tensors]
 
     def _problem(self, planned: TensorSpec) -> str | None:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -165,7 +164,8 @@ def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[U
 def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> None:
     quantizer, layout = result.quantizer, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
-    if result.fused is None:
+    pieces = _pieces(layout, quantizer, result.quant, finely=crew.scarce) if result.fused else []
+    if not pieces:
         buffers = crew.buffers.of(result.packed)
         with blame(quantizer, result.unit.name):
             quantised = quantizer.quantize(unit, result.quant)
@@ -175,9 +175,6 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
         for tensor in result.packed.tensors:
             _write(plan, sink, tensor, buffers[tensor.name])
         return
-    pieces = [(result.fused, result.packed)]
-    if crew.scarce:
-        pieces = _parts(layout, quantizer, result.quant) or pieces
 
     def one(fused: Fused, packed: PackedSpec) -> None:
         buffers = crew.buffers.of(packed)
@@ -192,16 +189,15 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
         crew.together([partial(one, *piece) for piece in pieces])
 
 
-def _parts(layout: Layout, quantizer: Quantizer, quant: QuantSpec) -> list[tuple[Fused, PackedSpec]]:
-    """What fills each part of a unit by itself; empty if the layout cannot."""
+def _pieces(layout: Layout, quantizer: Quantizer, quant: QuantSpec, *, finely: bool) -> list[tuple[Fused, PackedSpec]]:
+    """What fills a unit, or if ``finely`` and it can be done each of its parts, in one step; empty if nothing does."""
     found = []
-    for part in quant.parts:
-        alone = replace(quant, parts=(part,))
+    for piece in [quant._replace(parts=(part,)) for part in quant.parts] if finely else [quant]:
         with blame(layout, quant.unit.name):
-            fused = layout.fused(quantizer, alone)
+            fused = layout.fused(quantizer, piece)
             if fused is None:
-                return []
-            found.append((fused, layout.plan(alone)))
+                return _pieces(layout, quantizer, quant, finely=False) if finely else []
+            found.append((fused, layout.plan(piece)))
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ktforge.architectures import NUMBER, Architecture, architectures
+from ktforge.architectures import NUMBER, Architecture, likely_architectures
 from ktforge.checkpoint import is_mtp_file
 from ktforge.errors import CheckpointError, Problems, UnknownExperts
 from ktforge.modelconfig import COUNT_LIMIT, ModelConfig
@@ -61,9 +61,10 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
     fused: dict[int, dict[str, TensorSpec]] = {}
     rest: list[TensorSpec] = []
     result = Grouping()
-    wrapped = any(WRAPPER in spec.name for spec in specs)
-    for spec in specs:
-        place = architecture.place(canonical(spec.name) if wrapped else spec.name)
+    names = [spec.name for spec in specs]
+    if WRAPPER in "\n".join(names):
+        names = list(map(canonical, names))
+    for spec, place in zip(specs, architecture.places(names), strict=True):
         if place is None:
             rest.append(spec)
             continue
@@ -116,15 +117,15 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
     """The architecture whose pattern matches, that of the ``model_type`` first; None for a dense model."""
     if model.experts == 0:
         return None
-    candidates = sorted(architectures(), key=lambda a: model.model_type not in a.model_types)
-    for architecture in candidates:
-        if any(architecture.knows(canonical(s.name)) for s in specs):
+    for architecture in likely_architectures(model.model_type):
+        if architecture.knows(canonical(s.name) for s in specs):
             return architecture
     similar = next((s.name for s in specs if "expert" in s.name and "shared" not in s.name), None)
+    example = next(likely_architectures(model.model_type)).example
     seen = f"; the nearest is {similar}" if similar else ""
     raise UnknownExperts(
         f"config.json announces {model.experts} experts (model_type {model.model_type or 'not given'}), but no tensor "
-        f"has a known expert name such as {candidates[0].example}{seen}"
+        f"has a known expert name such as {example}{seen}"
     )
 
 
@@ -204,8 +205,8 @@ def expert_unit(model: ModelConfig, layer: int, expert: int) -> UnitSpec:
 
     Raises CheckpointError for a ``model_type`` that no architecture file lists.
     """
-    known = (a for a in architectures() if model.model_type in a.model_types and a.experts)
-    architecture = next(known, None)
+    known = likely_architectures(model.model_type)
+    architecture = next((a for a in known if model.model_type in a.model_types and a.experts), None)
     if architecture is None or architecture.experts is None:
         raise CheckpointError(
             f"no architecture file has names for single experts of the model_type {model.model_type!r}: add them to "

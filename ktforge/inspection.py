@@ -23,7 +23,7 @@ from ktforge.recipes import RAWINT4_GROUP, convert, to_bf16
 from ktforge.registry import Registry
 from ktforge.source import Source, read_source
 from ktforge.stages import Loader, Preprocessor
-from ktforge.tensors import UnitSpec, dtype_name
+from ktforge.tensors import UnitSpec, dtype_name, total_bytes
 
 #: An output folder for pipelines that are asked and never run.
 _NOWHERE = Path("out")
@@ -213,7 +213,7 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         made_from=packed.made_from,
         expert_storage={form: len(grouping.experts)},
         other_storage=_storage(kinds_of(grouping.others), experts=False),
-        expert_bytes=sum(t.nbytes for t in look.source.tensors) - others,
+        expert_bytes=total_bytes(look.source.tensors) - others,
         other_bytes=others,
         mtp_bytes=0,
         targets={**dict.fromkeys((TO_BF16, *CONVERSIONS), (sentence,)), DEQUANTIZE: ()},

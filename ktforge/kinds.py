@@ -90,7 +90,9 @@ def kinds_of(units: Iterable[UnitSpec], keys: Sequence[tuple[Stage, PlanKey]] = 
     """The first unit of each kind, in their order, and how many there are; ``keys`` tell kinds apart, too."""
     found: dict[object, list[UnitSpec]] = {}
     for unit in units:
-        stored = ((r, t.dtype.num, t.shape) for r, t in unit.tensors.items())
-        kind = (_NUMBER.sub("#", unit.name), unit.is_expert, unit.fused, told_apart(unit, keys), *stored)
+        stored = [t[1:3] for t in unit.tensors.values()]  # dtype and shape
+        kind = (
+            _NUMBER.sub("#", unit.name), unit.is_expert, unit.fused, told_apart(unit, keys), *unit.tensors, *stored
+        )  # fmt: skip
         found.setdefault(kind, []).append(unit)
     return tuple((same[0], len(same)) for same in found.values())

@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 def check_specs(specs: Sequence[TensorSpec]) -> None:
     """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense."""
-    if _sound([spec.name for spec in specs]) and all(len(spec.shape) <= DIMENSION_LIMIT for spec in specs):
+    if _sound([spec.name for spec in specs]) and max([len(spec.shape) for spec in specs], default=0) <= DIMENSION_LIMIT:
         return
     problems = []
     for spec in specs:

@@ -330,7 +330,7 @@ class FolderSink:
         files.make_folders(path.parent)
         descriptor = files.create(path, file.nbytes)
         try:
-            files.write_at(descriptor, file.header, 0, path)
+            files.write_at(descriptor, bytes(file.header), 0, path)
         except BaseException:
             os.close(descriptor)
             raise

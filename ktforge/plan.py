@@ -25,7 +25,7 @@ from ktforge.rules import Targets
 from ktforge.sizes import size_text
 from ktforge.source import Source, read_source
 from ktforge.stencils import UnitPlanner
-from ktforge.tensors import FileSpec, SourceFile, TensorSpec
+from ktforge.tensors import FileSpec, SourceFile, TensorSpec, total_bytes
 from ktforge.unitplan import PlannedUnit, Result, edited_config, later_refusals, results_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Plan:
 
     @cached_property
     def source_bytes(self) -> int:
-        return sum(u.source.nbytes for u in self.units)
+        return total_bytes(t for u in self.units for t in u.source.tensors.values())
 
     @cached_property
     def output_bytes(self) -> int:
@@ -150,7 +150,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
             for problem in (*told, *later[told]):
                 problems.add(problem, unit.name)
             continue
-        if any(planned.outputs):
+        if any(result.outputs for results in planned.results for result in results):
             units.append(planned)
         else:
             left_out.extend(unit.tensors.values())

@@ -37,8 +37,7 @@ def unannounced_experts(model: ModelConfig, tensors: Sequence[TensorSpec]) -> st
     if model.experts:
         return None
     names = (s.name for s in tensors if "expert" in s.name or ".moe." in s.name)
-    known = architectures()
-    name = next((n for n in names if any(a.knows(canonical(n)) for a in known)), None)
+    name = next((n for n in names if any(a.knows([canonical(n)]) for a in architectures())), None)
     if name is None:
         return None
     return (
@@ -51,8 +50,7 @@ def _experts(tensors: Sequence[TensorSpec]) -> dict[int, int]:
     """Layer → how many experts the names and fused tensors in it speak of."""
     found: dict[int, int] = {}
     for architecture in architectures():
-        for spec in tensors:
-            place = architecture.place(canonical(spec.name))
+        for spec, place in zip(tensors, architecture.places(canonical(s.name) for s in tensors), strict=True):
             if place is not None:
                 layer, expert, _ = place
                 count = expert + 1 if expert is not None else spec.shape[0] if spec.shape else 0

@@ -7,7 +7,7 @@ copied a few megabytes at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ktforge.registry import blame
@@ -83,7 +83,7 @@ def working_bytes(pipeline: Pipeline, unit: PlannedUnit) -> int:
     with blame(pipeline.loader, unit.source.name):
         moment = max((pipeline.loader.scratch_bytes(t) for t in share.source.tensors.values()), default=0)
     before: tuple[UnitSpec, ...] = (share.source,)
-    fused = bool(unit.results) and all(r.fused is not None for results in unit.results for r in results)
+    fused = bool(unit.results) and all(r.fused for results in unit.results for r in results)
     for stage, step in zip(pipeline.preprocess, share.steps, strict=True):
         with blame(stage, unit.source.name):
             moment = max(moment, *(stage.scratch_bytes(u) for u in before))
@@ -121,7 +121,7 @@ def _share(pipeline: Pipeline, unit: PlannedUnit, start: int, stop: int) -> Shar
         (step[start],) if len(step) == count else (_cut(step[0], count, stop - start),) for step in unit.steps
     )
     results = (unit.results[start],) if split else unit.results
-    planned = replace(unit, source=source, steps=steps, results=results, share_rows=0)
+    planned = unit._replace(source=source, steps=steps, results=results, share_rows=0)
     return Share(unit, planned, None if split else start)
 
 
@@ -142,7 +142,7 @@ def _same(tensor: TensorSpec, before: TensorSpec | None) -> bool:
 def _result_bytes(result: Result) -> int:
     if result.packed is None:
         return 0
-    two_steps = result.quant if result.fused is None else None
+    two_steps = None if result.fused else result.quant
     return result.packed.nbytes + (_quantised_bytes(two_steps) if two_steps else 0)
 
 

@@ -6,7 +6,7 @@ its plan becomes that of every unit of its kind by putting the layer's and the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,15 @@ from ktforge.modelconfig import ModelConfig
 from ktforge.pipeline import Pipeline
 from ktforge.registry import blame
 from ktforge.rules import Targets
-from ktforge.stages import Layout, Loader, PlanKey, Stage, alike
-from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec
+from ktforge.stages import Loader, PlanKey, Stage, alike
+from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec, tensor_spec
 from ktforge.unitplan import PlannedUnit, Result, plan_unit
 
 #: Layer and expert of a plan that serves many: larger than names have (architectures.py reads six digits).
 LAYER, EXPERT = 900_000_001, 900_000_002
 _LAYER, _EXPERT = str(LAYER), str(EXPERT)
-#: TensorSpec._make without its check, which is most of the time that it takes.
-_tensor: Callable[[tuple[Any, ...]], TensorSpec] = partial(tuple.__new__, TensorSpec)
+#: A named tuple of all its fields, in half of the time that its own constructor takes.
+_new: Callable[[type[Any], tuple[Any, ...]], Any] = tuple.__new__
 
 
 class UnitPlanner:
@@ -34,19 +34,19 @@ class UnitPlanner:
         quantizers = (pipeline.quantize, *(r.quantizer for r in pipeline.rules))
         stages = (pipeline.loader, *pipeline.preprocess, *quantizers, pipeline.layout)
         self._keys = plan_keys(s for s in stages if s is not None)
-        self._stencils: dict[Hashable, tuple[Stencil, Hashable] | None] = {}
+        self._stencils: dict[Hashable, tuple[Stencil | None, Hashable]] = {}
 
     def plan(self, unit: UnitSpec) -> PlannedUnit:
         """Raises Unsupported with every reason why the unit cannot be planned."""
         key = None if self._keys is None else self._key(unit, self._keys)
         if key is None:
             return self._alone(unit)
-        if key not in self._stencils:
-            self._stencils[key] = self._stencil(unit)
-        found = self._stencils[key]
+        found = self._stencils.get(key)
         if found is None:
-            return self._alone(unit)
+            found = self._stencils[key] = self._stencil(unit)
         stencil, chosen = found
+        if stencil is None:
+            return self._alone(unit)
         planned = stencil.planned(unit)
         return planned if self._chosen(planned) == chosen else self._alone(unit)
 
@@ -63,31 +63,27 @@ class UnitPlanner:
         """Equal for units that one plan serves; None for a unit that is planned alone."""
         if unit.layer is None:
             return None
-        prefix = f"{unit.name}."
-        tensors = []
-        for role, tensor in unit.tensors.items():
-            name = tensor.name
-            rest = name.removeprefix(prefix) if name.startswith(prefix) else _around(name, unit)
-            tensors.append((role, rest, tensor.dtype, tensor.shape))
+        prefix, tensors = f"{unit.name}.", unit.tensors.values()
+        around = _around(prefix, unit)
+        rest = [t.name.removeprefix(prefix) if t.name.startswith(prefix) else _around(t.name, unit) for t in tensors]
+        if around is None or None in rest:
+            return None
         try:
             keys = [_called(stage, key, unit) for stage, key in plan_keys]
         except Unsupported:
             return None
-        around = _around(prefix, unit)
-        if around is None or any(rest is None for _, rest, _, _ in tensors):
-            return None
-        return around, unit.fused, *tensors, *keys
+        return around, unit.fused, *unit.tensors, *rest, *[t[1:3] for t in tensors], *keys
 
-    def _stencil(self, unit: UnitSpec) -> tuple[Stencil, Hashable] | None:
+    def _stencil(self, unit: UnitSpec) -> tuple[Stencil | None, Hashable]:
         """With what the rules say of ``unit``. None where its own plan turns out to be another, such as by a rule for
         its layer, or where a stage fails: then it fails on a unit that there is."""
         try:
             plan = plan_unit(self._pipeline, _numberless(unit), self._model, self._targets.fresh())
-            stencil = Stencil(plan, self._pipeline.layout)
+            stencil = Stencil(plan)
         except (Unsupported, PluginError, _Unclear):
-            return None
+            return None, ()
         alone = self._alone(unit)
-        return (stencil, self._chosen(alone)) if stencil.planned(unit) == alone else None
+        return (stencil, self._chosen(alone)) if stencil.planned(unit) == alone else (None, ())
 
 
 def plan_keys(stages: Iterable[Stage]) -> list[tuple[Stage, PlanKey]] | None:
@@ -135,11 +131,12 @@ class Stencil:
     Raises _Unclear if a stage planned anything that cannot be told apart into these numbers and the rest.
     """
 
-    def __init__(self, plan: PlannedUnit, layout: Layout | None) -> None:
-        self._plan, self._layout = plan, layout
+    def __init__(self, plan: PlannedUnit) -> None:
+        self._plan = plan
         results = [r for rs in plan.results for r in rs]
         units = {id(u): u for u in [*(u for step in plan.steps for u in step), *(r.unit for r in results)]}
         self._same = [key for key, unit in units.items() if unit == plan.source]
+        self._steps = [list(map(id, step)) for step in plan.steps]
         self._units = [(key, self._unit_maker(unit)) for key, unit in units.items() if unit != plan.source]
         self._results = [[self._result_maker(r) for r in rs] for rs in plan.results]
 
@@ -149,13 +146,9 @@ class Stencil:
         units = dict.fromkeys(self._same, source)
         for key, make in self._units:
             units[key] = make(source, layer, expert)
-        return PlannedUnit(
-            source,
-            tuple([tuple([units[id(u)] for u in step]) for step in self._plan.steps]),
-            tuple([tuple([make(units, source, layer, expert) for make in row]) for row in self._results]),
-            self._plan.share_rows,
-            self._plan.working_bytes,
-        )
+        steps = tuple([tuple(map(units.__getitem__, step)) for step in self._steps])
+        results = tuple([tuple([make(units, source, layer, expert) for make in row]) for row in self._results])
+        return _new(PlannedUnit, (source, steps, results, self._plan.share_rows, self._plan.working_bytes))
 
     def _unit_maker(self, unit: UnitSpec) -> Callable[[UnitSpec, str, str], UnitSpec]:
         if unit.layer != LAYER or type(unit) is not UnitSpec:
@@ -185,10 +178,8 @@ class Stencil:
         raise _Unclear
 
     def _result_maker(self, result: Result) -> Callable[[Mapping[int, UnitSpec], UnitSpec, str, str], Result]:
-        key, quantizer, quant, packed, layout = (
-            id(result.unit), result.quantizer, result.quant, result.packed, self._layout
-        )  # fmt: skip
-        if quantizer is None or quant is None or packed is None or layout is None:
+        key, quantizer, quant, packed = id(result.unit), result.quantizer, result.quant, result.packed
+        if quantizer is None or quant is None or packed is None:
             renamed = [(role, self._tensor_maker(t)) for role, t in (result.renamed or {}).items()]
 
             def rename(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
@@ -199,23 +190,32 @@ class Stencil:
             raise _Unclear
         if any(t.file is not None for t in packed.tensors):
             raise _Unclear
-        names = "\n".join(t.name for t in packed.tensors)  # one exchange for all, since they are most of a plan
-        stored = [t[1:] for t in packed.tensors]
-        rest = (
-            quant.parts, quant.bits, quant.method, quant.group_size, quant.symmetric, quant.scale_dtype,
-            quant.scale_bits,
-        )  # fmt: skip
+        names = _Names([t.name for t in packed.tensors])
+        stored = list(zip(*(t[1:] for t in packed.tensors), strict=True))
+        rest, form, fused = quant[1:], packed.format, result.fused
 
         def pack(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
             unit = units[key]
-            named = zip(_numbered(names, layer, expert).split("\n"), stored, strict=True)
-            tensors = tuple([_tensor((name, *dtype_and_shape)) for name, dtype_and_shape in named])
-            mine = QuantSpec(unit, *rest)
-            with blame(layout, unit.name):
-                fused = layout.fused(quantizer, mine)
-            return Result(unit, quantizer, mine, PackedSpec(tensors, packed.format), fused)
+            tensors = tuple(map(tensor_spec, zip(names.of(layer, expert), *stored, strict=True)))
+            mine, stored_as = _new(QuantSpec, (unit, *rest)), _new(PackedSpec, (tensors, form))
+            return _new(Result, (unit, quantizer, mine, stored_as, fused, None))
 
         return pack
+
+
+class _Names:
+    """The names of a plan's output tensors, which are most of what it takes to make one: what is the same for all
+    experts of a layer is made once."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._pieces: dict[str, list[list[str]]] = {}
+
+    def of(self, layer: str, expert: str) -> Iterator[str]:
+        pieces = self._pieces.get(layer)
+        if pieces is None:
+            pieces = self._pieces[layer] = [n.replace(_LAYER, layer).split(_EXPERT) for n in self._names]
+        return map(expert.join, pieces)
 
 
 def _stored(role: str, source: UnitSpec, layer: str, expert: str) -> TensorSpec:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ktforge import shares
 from ktforge.errors import Problems, Unsupported
@@ -12,18 +11,17 @@ from ktforge.grouping import check_shapes, expert_shapes
 from ktforge.modelconfig import ModelConfig
 from ktforge.registry import blame, planned
 from ktforge.rules import Targets
-from ktforge.stages import Fused, Preprocessor, Quantizer
+from ktforge.stages import Preprocessor, Quantizer
 from ktforge.tensors import BF16, Demand, PackedSpec, QuantSpec, TensorSpec, UnitSpec
 
 if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What becomes of one unit behind the preprocessors: it is packed, or its tensors are renamed.
 
-    ``fused`` quantises and packs in one step; None where that takes two.
+    ``fused``: whether the layout quantises and packs it in one step (:meth:`ktforge.Layout.fused`).
 
     ``renamed`` maps roles to output tensors; a role that is missing there is left out.
     """
@@ -32,7 +30,7 @@ class Result:
     quantizer: Quantizer | None = None
     quant: QuantSpec | None = None
     packed: PackedSpec | None = None
-    fused: Fused | None = field(default=None, compare=False)
+    fused: bool = False
     renamed: Mapping[str, TensorSpec] | None = None
 
     @property
@@ -42,8 +40,7 @@ class Result:
         return tuple((self.renamed or {}).values())
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedUnit:
+class PlannedUnit(NamedTuple):
     """A unit as the loader finds it, the units that each preprocessor makes of it, and the last ones' results.
 
     A unit has several results where rules treat its projections differently.
@@ -86,7 +83,7 @@ def plan_unit(pipeline: Pipeline, source: UnitSpec, model: ModelConfig, targets:
         results.append(tuple(_plan_result(pipeline, quantizer, piece) for quantizer, piece in targets.split(unit)))
     rows = shares.share_rows(pipeline, source, steps, results)
     made = PlannedUnit(source, tuple(steps), tuple(results), rows, 0)
-    return replace(made, working_bytes=shares.working_bytes(pipeline, made))
+    return made._replace(working_bytes=shares.working_bytes(pipeline, made))
 
 
 def results_of(units: Iterable[PlannedUnit]) -> Iterator[Result]:
@@ -148,7 +145,7 @@ def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec
             quant = planned(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
         with blame(layout, unit.name):
             packed = planned(layout, layout.plan(quant), PackedSpec, unit.name)
-            return Result(unit, quantizer, quant, packed, layout.fused(quantizer, quant))
+            return Result(unit, quantizer, quant, packed, layout.fused(quantizer, quant) is not None)
     renamed = {}
     for role, tensor in unit.tensors.items():
         name: str | None = tensor.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 import typer
@@ -35,9 +36,11 @@ def main() -> None:
     """Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong, 130 interrupted."""
     from ktforge.errors import KtforgeError
 
-    # A plan is half a million objects and nothing of it is garbage; to look through it again and again takes longer
+    # numpy starts a thread a core, for algebra that ktforge never does and that a plugin does in every worker.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A plan is up to two million objects and nothing of it is garbage; to look through it again and again takes longer
     # than to make it.
-    gc.set_threshold(200_000, 20, 20)
+    gc.set_threshold(2_000_000, 20, 20)
     try:
         app()
     except KtforgeError as error:

@@ -67,6 +67,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 def _rows(plan: Plan, workers: int | None) -> list[tuple[str, str]]:
     from ktforge.execute import default_workers
     from ktforge.sizes import counted, size_text
+    from ktforge.tensors import total_bytes
 
     model, workers = plan.model, workers or default_workers()
     experts = f"{counted(model.experts, 'expert')} in {counted(len(model.moe_layers), 'layer')}"
@@ -86,7 +87,7 @@ def _rows(plan: Plan, workers: int | None) -> list[tuple[str, str]]:
             ("peak memory", f"{peak} for {counted(workers, 'unit')} at once, beside Python's own"),
         ]
     if plan.left_out:
-        size = size_text(sum(t.nbytes for t in plan.left_out))
+        size = size_text(total_bytes(plan.left_out))
         more = f", {plan.left_out[0].name} among them" if len(plan.left_out) > 1 else f", {plan.left_out[0].name}"
         rows.append(("left out", f"{counted(len(plan.left_out), 'tensor')}, {size}{more}"))
     if outlook := plan.outlook():

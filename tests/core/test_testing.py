@@ -42,9 +42,7 @@ class NoVersion(KtAmx):
     name: ClassVar[str] = "no-version"
 
     def plan(self, spec):
-        import dataclasses
-
-        return dataclasses.replace(super().plan(spec), format="kt")
+        return super().plan(spec)._replace(format="kt")
 
 
 @pytest.mark.parametrize(
