@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from ktforge_plugins import Int4, KtAmx, MoeToBf16
 
 from ktforge import CheckpointError, Pipeline, TensorSpec
-from ktforge.architectures import architectures
+from ktforge.architectures import architectures, likely_architectures
 from ktforge.grouping import CARRIERS, group
 from ktforge.modelconfig import read_model_config
 from ktforge.tensors import BF16, DTYPES
 from ktforge.testing import MemoryLoader, MemoryWriter
 
+PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 FAMILIES = checkpoints.architectures()
 PER_EXPERT = [
     "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next", "minimax", "minimax_m2", "olmoe",
@@ -139,6 +140,34 @@ def test_the_order_of_the_names_does_not_matter(names):
     keys = [(u.layer, u.expert) for u in units if u.is_expert]
     assert keys == sorted(keys)
     assert [list(u.tensors) for u in units if u.is_expert] == [["gate.weight", "up.weight", "down.weight"]] * len(keys)
+
+
+NAME_PARTS = st.tuples(
+    st.sampled_from(["", "model."]), st.sampled_from(["0", "1", "10", "01"]), st.sampled_from(["0", "1", "12", "012"]),
+    st.sampled_from(["gate_proj", "up_proj", "down_proj", "gate_up_proj", "other"]),
+    st.sampled_from(["weight", "weight_scale_inv", "bias", "x.y"]),
+)  # fmt: skip
+
+
+@given(st.lists(NAME_PARTS))
+def test_a_name_has_its_place_whatever_stands_before_it(parts):
+    names = [f"{m}layers.{layer}.mlp.experts.{expert}.{p}.{parameter}" for m, layer, expert, p, parameter in parts]
+    (qwen,) = (a for a in architectures() if "qwen3_moe" in a.model_types)
+    together = list(qwen.places(names))
+    assert together == [place for name in names for place in qwen.places([name])]
+    numbers = {"0", "1", "10", "12"}
+    for (_, layer, expert, projection, parameter), place in zip(parts, together, strict=True):
+        known = {layer, expert} <= numbers and projection in PROJECTIONS and parameter != "x.y"
+        assert place == ((int(layer), int(expert), f"{PROJECTIONS[projection]}.{parameter}") if known else None)
+
+
+@pytest.mark.parametrize("model_type", ["", "qwen3_moe", "mixtral", "of nobody"])
+def test_likely_architectures_are_all_and_those_of_the_model_type_come_first(model_type):
+    likely = list(likely_architectures(model_type))
+    assert sorted(likely, key=architectures().index) == list(architectures())
+    claimed = [model_type in a.model_types for a in likely]
+    assert claimed == sorted(claimed, reverse=True)
+    assert any(claimed) == (model_type in {"qwen3_moe", "mixtral"})
 
 
 def test_architecture_files_claim_each_model_type_once():

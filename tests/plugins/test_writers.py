@@ -1,11 +1,15 @@
 import json
 
 import checkpoints
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ktforge_plugins import SafetensorsLoader, SafetensorsWriter
 from pydantic import ValidationError
 
-from ktforge import Pipeline
+from ktforge import Pipeline, TensorSpec
+from ktforge.tensors import DTYPES
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,31 @@ def test_shards_and_index(source, out, limit):
         for file in files:
             loaded = sum(data[n].nbytes for n, f in index["weight_map"].items() if f == file)
             assert loaded <= max(writer.max_shard_size, largest)
+
+
+NAMES = st.text(min_size=1, max_size=40) | st.sampled_from(
+    ['a"quote', "back\\slash", "ümlaut", "𝄞", "new\nline", "x" * 500]
+)
+SHAPES = st.lists(st.sampled_from([0, 1, 3, 9, 10, 11, 99, 100, 4096, 10**6]), max_size=3).map(tuple)
+DTYPE = st.sampled_from(sorted(DTYPES)).map(DTYPES.__getitem__)
+
+
+@given(st.dictionaries(NAMES, st.tuples(DTYPE, SHAPES), max_size=60), st.sampled_from([1, 100, 10**6, 10**30]))
+def test_a_header_is_as_long_as_was_planned_and_says_where_its_tensors_are(named, limit):
+    tensors = [TensorSpec(name, *kind) for name, kind in named.items()]
+    writer = SafetensorsWriter(path="out", max_shard_size=limit)
+    found = {}
+    for file in writer.plan(tensors, []):
+        header = bytes(file.header)
+        assert len(file.header) == len(header) == 8 + int.from_bytes(header[:8], "little")
+        assert len(header) % 8 == 0
+        assert file.nbytes == len(header) + sum(t.nbytes for t in file.tensors)
+        entries = json.loads(header[8:])
+        assert entries.pop("__metadata__") == {"format": "pt"}
+        assert list(entries) == [t.name for t in file.tensors]
+        end = 0
+        for tensor, entry in zip(file.tensors, entries.values(), strict=True):
+            begin, end = end, end + int(np.prod(tensor.shape, dtype=object)) * tensor.dtype.itemsize
+            assert entry["data_offsets"] == [begin, end]
+        found |= {n: (DTYPES[e["dtype"]], tuple(e["shape"])) for n, e in entries.items()}
+    assert found == named
