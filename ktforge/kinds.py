@@ -91,8 +91,7 @@ def kinds_of(units: Iterable[UnitSpec], keys: Sequence[tuple[Stage, PlanKey]] = 
     found: dict[object, list[UnitSpec]] = {}
     for unit in units:
         stored = [t[1:3] for t in unit.tensors.values()]  # dtype and shape
-        kind = (
-            _NUMBER.sub("#", unit.name), unit.is_expert, unit.fused, told_apart(unit, keys), *unit.tensors, *stored
-        )  # fmt: skip
+        apart = told_apart(unit, keys) if keys else ()
+        kind = (_NUMBER.sub("#", unit.name), unit.expert is None, unit.fused, apart, *unit.tensors, *stored)
         found.setdefault(kind, []).append(unit)
     return tuple((same[0], len(same)) for same in found.values())
