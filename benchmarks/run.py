@@ -32,7 +32,7 @@ def main() -> None:
         tmp = Path(name)
         rows, speed = kernels.run(2 * options.rounds)
         rows += conversion.two_workers(2 * options.rounds)
-        rows += startup.run(tmp, options.rounds)
+        rows += startup.run(tmp, 2 * options.rounds)
         rows += conversion.against_cp(tmp, int(options.gigabytes * 1e9), options.rounds)
         memory_rows, peaks = conversion.memory(tmp, tuple(int(g * 1e9) for g in options.memory_gigabytes))
         rows += memory_rows
@@ -49,7 +49,7 @@ def _table(rows: list[Row]) -> str:
     return "\n".join([
         "# Results", "",
         f"{_cpu()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; instruction set "
-        f"{native.current_isa()}; ktforge {version('ktforge')}, {peers}.",
+        f"{native.current_isa()}; ktforge {version('ktforge')}, Python {platform.python_version()}, {peers}.",
         "What is compared was measured side by side, the best of several rounds. Written by `make bench`.", "",
         "| what | measured | goal | reached |", "| --- | --- | --- | --- |", *lines, "",
     ])  # fmt: skip

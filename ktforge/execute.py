@@ -164,7 +164,7 @@ def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[U
 def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> None:
     quantizer, layout = result.quantizer, plan.pipeline.layout
     assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
-    pieces = _pieces(layout, quantizer, result.quant, finely=crew.scarce) if result.fused else []
+    pieces = _pieces(layout, result, finely=crew.scarce) if result.fused else []
     if not pieces:
         buffers = crew.buffers.of(result.packed)
         with blame(quantizer, result.unit.name):
@@ -189,15 +189,17 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
         crew.together([partial(one, *piece) for piece in pieces])
 
 
-def _pieces(layout: Layout, quantizer: Quantizer, quant: QuantSpec, *, finely: bool) -> list[tuple[Fused, PackedSpec]]:
+def _pieces(layout: Layout, result: Result, *, finely: bool) -> list[tuple[Fused, PackedSpec]]:
     """What fills a unit, or if ``finely`` and it can be done each of its parts, in one step; empty if nothing does."""
+    assert result.quantizer is not None and result.quant is not None and result.packed is not None
     found = []
-    for piece in [quant._replace(parts=(part,)) for part in quant.parts] if finely else [quant]:
-        with blame(layout, quant.unit.name):
-            fused = layout.fused(quantizer, piece)
+    for part in result.quant.parts if finely else (None,):
+        quant = result.quant if part is None else result.quant._replace(parts=(part,))
+        with blame(layout, result.unit.name):
+            fused = layout.fused(result.quantizer, quant)
             if fused is None:
-                return _pieces(layout, quantizer, quant, finely=False) if finely else []
-            found.append((fused, layout.plan(piece)))
+                return _pieces(layout, result, finely=False) if finely else []
+            found.append((fused, result.packed if part is None else layout.plan(quant)))
     return found
 
 

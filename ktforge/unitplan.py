@@ -133,7 +133,7 @@ def later_refusals(pipeline: Pipeline, unit: UnitSpec, model: ModelConfig, targe
 
 def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:
     with blame(stage, unit.name):
-        return tuple(stage.plan(unit))
+        return tuple([planned(stage, made, UnitSpec, unit.name) for made in stage.plan(unit)])
 
 
 def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec) -> Result:

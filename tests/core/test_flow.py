@@ -56,6 +56,23 @@ def test_no_more_is_in_flight_than_the_limit_allows(fits):
     assert most == fits
 
 
+def test_a_layout_that_fuses_whole_units_alone_is_not_asked_to_plan_parts():
+    class Whole(KtAmx):
+        name: ClassVar[str] = "whole"
+
+        def plan(self, spec):
+            assert len(spec.parts) == 6, "a part of a unit was to be planned"
+            return super().plan(spec)
+
+        def fused(self, quantizer, spec):
+            return super().fused(quantizer, spec) if len(spec.parts) == 6 else None
+
+    expected, writer = MemoryWriter(), MemoryWriter()
+    pipeline(writer=expected).run(workers=1)
+    pipeline(layout=Whole(), writer=writer).run(workers=32)  # more than units, so that parts would be worked on
+    assert {n: a.tobytes() for n, a in writer.tensors.items()} == {n: a.tobytes() for n, a in expected.tensors.items()}
+
+
 def test_a_unit_above_the_limit_is_refused_before_anything_runs(source, out):
     made = pipeline(SafetensorsLoader(path=source), writer=SafetensorsWriter(path=out))
     with pytest.raises(

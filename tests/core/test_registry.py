@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 from ktforge_plugins.layouts import kt_amx
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+from ktforge_plugins.preprocess.moe_to_bf16 import MoeToBf16
 from ktforge_plugins.quantize import int4
 
 from ktforge import ConfigError, Layout, Loader, Pipeline, PluginError, Registry, hookimpl
@@ -237,6 +238,18 @@ def test_a_stage_that_plans_nothing_is_named(source):
         loader=SafetensorsLoader(path=source), quantize=int4.Int4(), layout=Lazy(), writer=MemoryWriter()
     )
     with pytest.raises(PluginError, match=r"planned NoneType for model\.layers\.0\.mlp\.experts\.0; PackedSpec was"):
+        pipeline.plan()
+
+
+def test_a_preprocessor_that_plans_one_unit_instead_of_a_list_is_named(source):
+    class One(MoeToBf16):
+        name: ClassVar[str] = "one"
+
+        def plan(self, unit):
+            return unit
+
+    pipeline = Pipeline(loader=SafetensorsLoader(path=source), preprocess=[One()], writer=MemoryWriter())
+    with pytest.raises(PluginError, match=r"plugin one .*, preprocess\) planned str for \S+; UnitSpec was expected"):
         pipeline.plan()
 
 
