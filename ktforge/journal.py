@@ -117,7 +117,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         pipeline[stage].pop("path", None)
     names = xxhash.xxh3_128()
     for file in plan.files:
-        names.update(file.path.encode() + b"\0" + bytes(file.header))
+        names.update(file.path.encode() + b"\0")
+        names.update(bytes(file.header))
     sources, folder = {}, plan.pipeline.loader.folder()
     for source in plan.sources:
         found = source.path.stat()

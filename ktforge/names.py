@@ -18,7 +18,12 @@ def printable(text: str) -> str:
 
 
 def check_specs(specs: Sequence[TensorSpec]) -> None:
-    """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense."""
+    """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense.
+
+    Raises TypeError for a loader's mistake.
+    """
+    if not {type(spec.shape) for spec in specs} <= {tuple}:
+        raise TypeError("the shape of a TensorSpec is a tuple")
     if _sound([spec.name for spec in specs]) and max([len(spec.shape) for spec in specs], default=0) <= DIMENSION_LIMIT:
         return
     problems = []

@@ -186,7 +186,9 @@ def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Prob
         return ()
     try:
         with blame(pipeline.writer, "the output"):
-            return pipeline.writer.plan(outputs, sorted(formats))
+            files = pipeline.writer.plan(outputs, sorted(formats))
+            sum(file.nbytes for file in files)  # a header may be counted only now, by the writer's code
+            return files
     except Unsupported as refusal:
         problems.extend(refusal.problems)
         return ()

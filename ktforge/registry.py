@@ -9,16 +9,19 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pluggy
 
 from ktforge import hookspecs
 from ktforge.errors import ConfigError, KtforgeError, PluginError, nearest
 from ktforge.stages import STAGES, Layout, Loader, Preprocessor, Quantizer, Stage, Writer
+from ktforge.tensors import TensorSpec
 
 T = TypeVar("T")
 
@@ -239,7 +242,7 @@ def _blamed(function: Callable[..., Any], prefix: str, off: str) -> Callable[...
 def _hooks(plugin: object) -> list[str]:
     """The names of its hook implementations, found without running code of the plugin's."""
     if inspect.ismodule(plugin):  # whose attributes are no descriptors; to look at them as at others' takes 20 ms
-        return sorted(n for n, value in vars(plugin).items() if inspect.isroutine(value) and _is_hookimpl(value))
+        return sorted(name for name, value in vars(plugin).items() if _is_hookimpl(value))
     return [n for n in dir(plugin) if _is_hookimpl(inspect.getattr_static(plugin, n, None))]
 
 
@@ -265,6 +268,18 @@ def planned(stage: Stage, value: object, kind: type[T], subject: str) -> T:
     if not isinstance(value, kind):
         raise PluginError(f"{owner(stage)} planned {type(value).__name__} for {subject}; {kind.__name__} was expected")
     return value
+
+
+def planned_tensors(stage: Stage, tensors: Iterable[TensorSpec], subject: str) -> None:
+    """Raises PluginError if a stage planned a tensor that no file could hold, such as one of half a row."""
+    for tensor in tensors:
+        name, dtype, shape, *_ = planned(stage, tensor, TensorSpec, subject)
+        sizes = isinstance(shape, tuple) and all(isinstance(n, Integral) and n >= 0 for n in shape)
+        if not (sizes and isinstance(name, str) and isinstance(dtype, np.dtype)):
+            raise PluginError(
+                f"{owner(stage)} planned {str((name, dtype, shape))[:300]} for {subject}; a name, a numpy dtype and a "
+                "tuple of sizes were expected"
+            )
 
 
 def _place(stage: Stage, error: Exception) -> str:

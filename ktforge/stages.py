@@ -214,8 +214,9 @@ class Layout(Stage):
         layout knows no such function for that quantizer and what it planned.
 
         It may read tensors that :func:`ktforge.lazy.pending` finds without having them made, and reads
-        :class:`ktforge.native.Fp8Blocks` so: memory is planned for that. Where few units are left, it is asked for with
-        some of the parts of a spec, too, and fills what :meth:`plan` names for those.
+        :class:`ktforge.native.Fp8Blocks` so: memory is planned for that. It is asked for while planning, with one spec
+        of each kind where ``plan_key`` allows it, and again when a unit is worked on. Where few units are left, it is
+        asked for with some of the parts of a spec, too, and fills what :meth:`plan` names for those.
         """
         return None
 

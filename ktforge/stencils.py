@@ -135,9 +135,9 @@ class Stencil:
         self._plan = plan
         results = [r for rs in plan.results for r in rs]
         units = {id(u): u for u in [*(u for step in plan.steps for u in step), *(r.unit for r in results)]}
-        self._same = [key for key, unit in units.items() if unit == plan.source]
+        self._same = {key for key, unit in units.items() if type(unit) is UnitSpec and unit == plan.source}
         self._steps = [list(map(id, step)) for step in plan.steps]
-        self._units = [(key, self._unit_maker(unit)) for key, unit in units.items() if unit != plan.source]
+        self._units = [(key, self._unit_maker(unit)) for key, unit in units.items() if key not in self._same]
         self._results = [[self._result_maker(r) for r in rs] for rs in plan.results]
 
     def planned(self, source: UnitSpec) -> PlannedUnit:

@@ -256,7 +256,8 @@ class Header(Protocol):
 class FileSpec:
     """A file that a writer will publish: ``header``, then the tensors one behind the other, without gaps.
 
-    ``path`` is relative to the output folder, with ``/`` between its parts. ``header`` may be ``bytes``.
+    ``path`` is relative to the output folder, with ``/`` between its parts. ``header`` may be ``bytes``; who
+    reads it calls ``bytes(file.header)``.
     """
 
     path: str

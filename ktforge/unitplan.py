@@ -9,7 +9,7 @@ from ktforge import shares
 from ktforge.errors import Problems, Unsupported
 from ktforge.grouping import check_shapes, expert_shapes
 from ktforge.modelconfig import ModelConfig
-from ktforge.registry import blame, planned
+from ktforge.registry import blame, planned, planned_tensors
 from ktforge.rules import Targets
 from ktforge.stages import Preprocessor, Quantizer
 from ktforge.tensors import BF16, Demand, PackedSpec, QuantSpec, TensorSpec, UnitSpec
@@ -133,7 +133,11 @@ def later_refusals(pipeline: Pipeline, unit: UnitSpec, model: ModelConfig, targe
 
 def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:
     with blame(stage, unit.name):
-        return tuple([planned(stage, made, UnitSpec, unit.name) for made in stage.plan(unit)])
+        units = tuple([planned(stage, made, UnitSpec, unit.name) for made in stage.plan(unit)])
+        for made in units:
+            if made is not unit:
+                planned_tensors(stage, made.tensors.values(), unit.name)
+        return units
 
 
 def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec) -> Result:
@@ -145,6 +149,7 @@ def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec
             quant = planned(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
         with blame(layout, unit.name):
             packed = planned(layout, layout.plan(quant), PackedSpec, unit.name)
+            planned_tensors(layout, packed.tensors, unit.name)
             return Result(unit, quantizer, quant, packed, layout.fused(quantizer, quant) is not None)
     renamed = {}
     for role, tensor in unit.tensors.items():
@@ -154,4 +159,6 @@ def _plan_result(pipeline: Pipeline, quantizer: Quantizer | None, unit: UnitSpec
                 name = layout.passthrough(tensor)
         if name is not None:
             renamed[role] = tensor._replace(name=name)
+            if name is not tensor.name and layout is not None:
+                planned_tensors(layout, [renamed[role]], tensor.name)
     return Result(unit, renamed=renamed)

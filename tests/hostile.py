@@ -42,6 +42,8 @@ HEADERS = {
     "unknown dtype": header(entry(dtype="F7")),
     "dtype of half a byte": header(entry(dtype="F4", shape=[4, 8])),
     "no dtype": header({"a": {"shape": [2, 2], "data_offsets": [0, 16]}}),
+    "entry is a list": header({"a": ["F32", [2, 2], [0, 16]]}),
+    "dtype is an object": header(entry(dtype={"F32": None})),
     "many dimensions": header(entry(shape=[4] + [1] * 1000)),
     "metadata is no object": header({"__metadata__": [1], **GOOD}),
     "name with NUL": header({"a\0b": GOOD["a"]}),

@@ -1,7 +1,8 @@
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -251,6 +252,42 @@ def test_a_preprocessor_that_plans_one_unit_instead_of_a_list_is_named(source):
     pipeline = Pipeline(loader=SafetensorsLoader(path=source), preprocess=[One()], writer=MemoryWriter())
     with pytest.raises(PluginError, match=r"plugin one .*, preprocess\) planned str for \S+; UnitSpec was expected"):
         pipeline.plan()
+
+
+@pytest.mark.parametrize("shape", [(1.5,), (-4,), [4], ("4",), None])
+def test_a_tensor_that_no_file_could_hold_is_the_layouts_mistake(source, shape):
+    class Odd(kt_amx.KtAmx):
+        name: ClassVar[str] = "odd"
+
+        def plan(self, spec):
+            packed = super().plan(spec)
+            return packed._replace(tensors=tuple(t._replace(shape=shape) for t in packed.tensors))
+
+    pipeline = Pipeline(
+        loader=SafetensorsLoader(path=source), quantize=int4.Int4(), layout=Odd(), writer=MemoryWriter()
+    )
+    with pytest.raises(PluginError, match=r"^plugin odd .*, layout\) planned \(.blk\.0\..* of sizes were expected$"):
+        pipeline.plan()
+
+
+def test_a_name_that_is_none_is_the_layouts_mistake(source):
+    class Bytes(kt_amx.KtAmx):
+        name: ClassVar[str] = "bytes"
+
+        def passthrough(self, tensor):
+            return tensor.name.encode()
+
+    pipeline = Pipeline(
+        loader=SafetensorsLoader(path=source), quantize=int4.Int4(), layout=Bytes(), writer=MemoryWriter()
+    )
+    with pytest.raises(PluginError, match=r"^plugin bytes .*, layout\) planned \(b'.* a name, a numpy dtype"):
+        pipeline.plan()
+
+
+def test_a_hook_need_not_be_a_function():
+    module = ModuleType("partly")
+    module.ktforge_layouts = hookimpl(partial(list, [kt_amx.KtAmx]))
+    assert [e.cls for e in Registry(module).entries()] == [kt_amx.KtAmx]
 
 
 def test_a_plugin_that_is_not_installed_is_named_by_its_file(source, tmp_path):

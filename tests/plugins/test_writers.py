@@ -59,6 +59,7 @@ DTYPE = st.sampled_from(sorted(DTYPES)).map(DTYPES.__getitem__)
 def test_a_header_is_as_long_as_was_planned_and_says_where_its_tensors_are(named, limit):
     tensors = [TensorSpec(name, *kind) for name, kind in named.items()]
     writer = SafetensorsWriter(path="out", max_shard_size=limit)
+    assert writer.plan(tensors, []) == writer.plan(tensors, [])
     found = {}
     for file in writer.plan(tensors, []):
         header = bytes(file.header)

@@ -140,9 +140,16 @@ class _Header:
             ]
             parts.append("".join(entries).encode())
             offset = offsets[-1]
-        text = b"".join([*parts, b"}"])
-        assert len(text) == self._length, "a header is not as long as was planned"
-        return (len(self) - 8).to_bytes(8, "little") + text + b" " * (-len(text) % 8)
+        parts += [b"}", b" " * (-self._length % 8)]
+        if 8 + sum(map(len, parts)) != len(self):
+            raise ValueError("a header is not as long as was planned")
+        return b"".join([(len(self) - 8).to_bytes(8, "little"), *parts])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Header) and self._stored == other._stored
+
+    def __hash__(self) -> int:
+        return hash(len(self))
 
     @cached_property
     def _length(self) -> int:
