@@ -22,7 +22,8 @@ def command(
 ) -> None:
     """Show what a checkpoint is, what can be made of it and what is wrong with it, from headers alone.
 
-    Exits with 1 if something is wrong with it or nothing can be made of it; what was found is printed all the same.
+    Exits with 1 if something is wrong with it or nothing can be made of it, after what was found; of one that cannot be
+    read at all, such as without a shard, it says why.
     """
     from ktforge.inspection import inspect
 

@@ -151,6 +151,11 @@ def test_all_errors_come_at_once(tmp_path, registry):
     ]
 
 
+def test_a_checkpoint_in_place_of_a_pipeline_file_is_pointed_to_init(tmp_path):
+    with pytest.raises(ConfigError, match=r"is a folder: `ktforge init \S+ > pipeline.yaml` writes a file for it"):
+        load_pipeline(tmp_path, Registry())
+
+
 def test_files_that_are_no_pipelines(tmp_path, registry):
     assert "does not hold keys" in errors(tmp_path, registry, "- 1\n")[0]
     assert "does not hold keys" in errors(tmp_path, registry, "")[0]

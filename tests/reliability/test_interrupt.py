@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -102,6 +103,21 @@ def test_ctrl_c(source, wanted, out, phase, twice):
     assert (b"is unfinished: the same command goes on" in shown) == (began and not twice)
     assert shown.count(b"\x1b[?25l") <= shown.count(b"\x1b[?25h"), "the cursor is shown again"
     assert finished(source, out) == wanted
+
+
+def test_ctrl_c_while_the_command_line_is_imported():
+    code = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from ktforge.__main__ import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
 def finished(source, out):
