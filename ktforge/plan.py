@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +101,8 @@ class Plan:
 
     def peak_memory(self, workers: int) -> int:
         """Bytes of all that is in flight at the worst moment; the interpreter and its libraries come on top."""
-        each = (u.working_bytes for u in self.units for _ in range(min(workers, u.shares)))
-        return sum(sorted(each, reverse=True)[:workers])
+        largest = heapq.nlargest(workers, self.units, key=attrgetter("working_bytes"))
+        return sum([u.working_bytes for u in largest for _ in range(min(workers, u.shares))][:workers])
 
 
 def make_plan(pipeline: Pipeline) -> Plan:

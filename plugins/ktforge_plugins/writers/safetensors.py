@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from json.encoder import encode_basestring_ascii
@@ -110,7 +111,18 @@ def _file(path: str, stored: Sequence[Stored]) -> FileSpec:
     """Wider element types first, as the safetensors library does: then every tensor is aligned to its own."""
     sizes = {kind.itemsize for _, kind in stored}
     ordered = [one for size in sorted(sizes, reverse=True) for one in stored if one[1].itemsize == size]
-    return FileSpec(path, _Header(ordered), tuple([tensor for tensor, _ in ordered]))
+    return _File(path, _Header(ordered), tuple([tensor for tensor, _ in ordered]))
+
+
+@dataclass(frozen=True)
+class _File(FileSpec):
+    """A file whose header has counted the bytes of its tensors."""
+
+    header: _Header
+
+    @cached_property
+    def nbytes(self) -> int:
+        return len(self.header) + self.header.offsets[-1]
 
 
 class _Header:
@@ -129,17 +141,14 @@ class _Header:
         """Put together by hand, since json.dumps of 160,000 nested entries takes ten times as long, and block by block,
         which saves twice its size in memory and a third of the time."""
         parts = [self._BEGIN]
-        offset = 0
         for start in range(0, len(self._stored), BLOCK):
             block = self._stored[start : start + BLOCK]
-            offsets = list(accumulate([kind.nbytes for _, kind in block], initial=offset))
-            bounds = list(map(str, offsets))
+            bounds = list(map(str, self.offsets[start : start + BLOCK + 1]))
             entries = [
                 _entry(encode_basestring_ascii(tensor.name), kind.text, begin, end)
                 for (tensor, kind), begin, end in zip(block, bounds, bounds[1:], strict=False)
             ]
             parts.append("".join(entries).encode())
-            offset = offsets[-1]
         parts += [b"}", b" " * (-self._length % 8)]
         if 8 + sum(map(len, parts)) != len(self):
             raise ValueError("a header is not as long as was planned")
@@ -152,10 +161,14 @@ class _Header:
         return hash(len(self))
 
     @cached_property
+    def offsets(self) -> Sequence[int]:
+        """Where each tensor begins behind the header, and where the last one ends."""
+        return list(accumulate([kind.nbytes for _, kind in self._stored], initial=0))
+
+    @cached_property
     def _length(self) -> int:
         """Bytes of the JSON."""
-        kinds = [kind for _, kind in self._stored]
-        offsets = list(accumulate([kind.nbytes for kind in kinds], initial=0))
+        kinds, offsets = [kind for _, kind in self._stored], self.offsets
         names = _quoted_length([tensor.name for tensor, _ in self._stored])
         texts = sum([len(kind.text) for kind in kinds])
         bounds = _digits(offsets[:-1]) + _digits(offsets[1:])
