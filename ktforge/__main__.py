@@ -4,13 +4,14 @@ import sys
 
 
 def main() -> None:
-    """Runs ``ktforge``; :func:`ktforge.cli.main` says how it ends."""
+    """Runs ``ktforge``: :func:`ktforge.cli.main`, and exit code 130 if it is interrupted."""
     try:
         from ktforge.cli import main as command
+
+        command()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    command()
 
 
 if __name__ == "__main__":

@@ -109,10 +109,17 @@ def architectures() -> tuple[Architecture, ...]:
     return tuple(map(_read, _files()))
 
 
+def architectures_of(model_type: str) -> list[Architecture]:
+    """Those that list a ``model_type``. Other files are not read."""
+    likely = (_read(name) for name, text in _files().items() if model_type in text)
+    return [architecture for architecture in likely if model_type in architecture.model_types]
+
+
 def likely_architectures(model_type: str) -> Iterator[Architecture]:
-    """The same, those of a ``model_type`` first. A file is read when it is asked for."""
-    first = [name for name, text in _files().items() if model_type in text and model_type in _read(name).model_types]
-    return (_read(name) for name in (*first, *(n for n in _files() if n not in first)))
+    """All, those of a ``model_type`` first. A file is read when it is asked for."""
+    first = architectures_of(model_type)
+    yield from first
+    yield from (architecture for architecture in map(_read, _files()) if architecture not in first)
 
 
 @cache
@@ -129,7 +136,4 @@ def _read(name: str) -> Architecture:
 
 def gate_up_of(model_type: str) -> Literal["halves", "interleaved"] | None:
     """How the family of ``model_type`` fuses gate and up; None for a ``model_type`` of no architecture file."""
-    for architecture in likely_architectures(model_type):
-        if model_type in architecture.model_types and architecture.fused:
-            return architecture.fused.gate_up
-    return None
+    return next((a.fused.gate_up for a in architectures_of(model_type) if a.fused), None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ktforge.architectures import NUMBER, Architecture, likely_architectures
+from ktforge.architectures import NUMBER, Architecture, architectures_of, likely_architectures
 from ktforge.checkpoint import is_mtp_file
 from ktforge.errors import CheckpointError, Problems, UnknownExperts
 from ktforge.modelconfig import COUNT_LIMIT, ModelConfig
@@ -205,8 +205,7 @@ def expert_unit(model: ModelConfig, layer: int, expert: int) -> UnitSpec:
 
     Raises CheckpointError for a ``model_type`` that no architecture file lists.
     """
-    known = likely_architectures(model.model_type)
-    architecture = next((a for a in known if model.model_type in a.model_types and a.experts), None)
+    architecture = next((a for a in architectures_of(model.model_type) if a.experts), None)
     if architecture is None or architecture.experts is None:
         raise CheckpointError(
             f"no architecture file has names for single experts of the model_type {model.model_type!r}: add them to "

@@ -68,10 +68,11 @@ def outlook(folder: Path, plan: Plan) -> str | None:
     """
     journal = Journal(folder / PARTIAL / JOURNAL)
     if journal.fingerprint:
+        again = _again(folder, journal)
         try:
-            check_unchanged(folder, journal.fingerprint, fingerprint(plan), _again(folder, journal))
+            check_unchanged(folder, journal.fingerprint, fingerprint(plan), again)
         except OutputError as error:
-            changes, again = "; ".join(error.problems[:-1]), _again(folder, journal)
+            changes = "; ".join(error.problems[:-1])
             return f"{folder} holds an unfinished output that cannot go on ({changes}): {again} discards it"
         needs = "" if _may_replace(folder, journal, overwrite=False, goes_on=True) else " with --overwrite"
         count = sum(len(f.tensors) for f in plan.files)

@@ -159,8 +159,9 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     for pattern in targets.unused():
         problems.add(f"the rule {pattern!r} matches no weight that can be quantised, or comes behind one that does")
     edited = config if with_extra or not grouping.extra else without_extra(config, model)
-    edited = edited_config(bound, edited, list(results_of(units)), problems)
-    files = _plan_files(bound, units, problems) if not problems.lines() else ()
+    results = list(results_of(units))
+    edited = edited_config(bound, edited, results, problems)
+    files = _plan_files(bound, units, results, problems) if not problems.lines() else ()
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), _side_files(source, edited),
         source.files, tuple(left_out), problems.lines(),
@@ -172,9 +173,12 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     return replace(plan, problems=(*plan.problems, *wrong))
 
 
-def _plan_files(pipeline: Pipeline, units: Sequence[PlannedUnit], problems: Problems) -> Sequence[FileSpec]:
-    outputs = [tensor for result in results_of(units) for tensor in result.outputs]
-    formats = {r.packed.format for r in results_of(units) if r.packed}
+def _plan_files(
+    pipeline: Pipeline, units: Sequence[PlannedUnit], results: Sequence[Result], problems: Problems
+) -> Sequence[FileSpec]:
+    """The files for ``results``, which are those of ``units``."""
+    outputs = [tensor for result in results for tensor in result.outputs]
+    formats = {r.packed.format for r in results if r.packed}
     if len({t.name for t in outputs}) < len(outputs):
         origin: dict[str, str] = {}
         for unit in units:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from ktforge.errors import PluginError, Unsupported
 from ktforge.modelconfig import ModelConfig
@@ -16,14 +15,12 @@ from ktforge.pipeline import Pipeline
 from ktforge.registry import blame
 from ktforge.rules import Targets
 from ktforge.stages import Loader, PlanKey, Stage, alike
-from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec, tensor_spec
+from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec, named_tuple, tensor_spec
 from ktforge.unitplan import PlannedUnit, Result, plan_unit
 
 #: Layer and expert of a plan that serves many: larger than names have (architectures.py reads six digits).
 LAYER, EXPERT = 900_000_001, 900_000_002
 _LAYER, _EXPERT = str(LAYER), str(EXPERT)
-#: A named tuple of all its fields, in half of the time that its own constructor takes.
-_new: Callable[[type[Any], tuple[Any, ...]], Any] = tuple.__new__
 
 
 class UnitPlanner:
@@ -148,7 +145,7 @@ class Stencil:
             units[key] = make(source, layer, expert)
         steps = tuple([tuple(map(units.__getitem__, step)) for step in self._steps])
         results = tuple([tuple([make(units, source, layer, expert) for make in row]) for row in self._results])
-        return _new(PlannedUnit, (source, steps, results, self._plan.share_rows, self._plan.working_bytes))
+        return named_tuple(PlannedUnit, (source, steps, results, self._plan.share_rows, self._plan.working_bytes))
 
     def _unit_maker(self, unit: UnitSpec) -> Callable[[UnitSpec, str, str], UnitSpec]:
         if unit.layer != LAYER or type(unit) is not UnitSpec:
@@ -197,8 +194,8 @@ class Stencil:
         def pack(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
             unit = units[key]
             tensors = tuple(map(tensor_spec, zip(names.of(layer, expert), *stored, strict=True)))
-            mine, stored_as = _new(QuantSpec, (unit, *rest)), _new(PackedSpec, (tensors, form))
-            return _new(Result, (unit, quantizer, mine, stored_as, fused, None))
+            mine, stored_as = named_tuple(QuantSpec, (unit, *rest)), named_tuple(PackedSpec, (tensors, form))
+            return named_tuple(Result, (unit, quantizer, mine, stored_as, fused, None))
 
         return pack
 

@@ -33,7 +33,7 @@ def _root(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong, 130 interrupted."""
+    """Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong."""
     from ktforge.errors import KtforgeError
 
     # numpy starts a thread a core, for algebra that ktforge never does and that a plugin does in every worker.
@@ -49,9 +49,6 @@ def main() -> None:
         for problem in error.problems:
             print(f"error: {printable(problem)}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:  # such as `ktforge plan … | head`
         sys.stderr.close()
         sys.exit(1)

@@ -12,7 +12,7 @@ import pytest
 from conversions import model, tree
 
 from ktforge import execute, files, output, plan
-from ktforge.cli import main
+from ktforge.__main__ import main
 
 #: What is slow in each phase: module, function, and how often it is called before the key is pressed.
 PHASES = {

@@ -26,8 +26,8 @@ from ktforge import (
     output,
     provenance,
 )
+from ktforge.__main__ import main
 from ktforge.checkpoint import UNFINISHED
-from ktforge.cli import main
 from ktforge.provenance import unversioned
 
 

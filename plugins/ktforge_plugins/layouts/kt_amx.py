@@ -34,13 +34,14 @@ from ktforge.grouping import PROJECTIONS, canonical, expert_unit
 from ktforge.lazy import pending
 from ktforge.modelconfig import read_model_config
 from ktforge.stages import Fused, PlanKey, alike
+from ktforge.tensors import F32
 from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 _STEM = re.compile(
     rf"blk\.(?P<layer>{NUMBER})\.ffn_(?:gate|up|down)_exps\.(?P<expert>{NUMBER})\.numa\.(?P<part>{NUMBER})\.weight$"
 )
-INT8, FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
+INT8 = np.dtype(np.int8)
 #: More NUMA nodes than any machine has.
 MOST_PARTS = 64
 
@@ -76,7 +77,7 @@ class KtAmx(Layout):
                     parts.append(Part(projection, p, (0, rows), self._share(cols, p)))
                 else:
                     parts.append(Part(projection, p, self._share(rows, p), (0, cols)))
-        return Demand(tuple(parts), FLOAT32, scale_bits=8)
+        return Demand(tuple(parts), F32, scale_bits=8)
 
     def plan(self, spec: QuantSpec) -> PackedSpec:
         if spec.bits not in COLS_MULTIPLE:
@@ -85,7 +86,7 @@ class KtAmx(Layout):
             raise Unsupported(
                 f"{self.name} has room for one scale a row and no zero point: set group_size: channel, symmetric: true"
             )
-        if spec.scale_dtype != FLOAT32 or spec.scale_bits != 8:
+        if spec.scale_dtype != F32 or spec.scale_bits != 8:
             raise Unsupported(f"{self.name} stores float32 scales of 8-bit codes")
         self._check_sizes(spec)
         tensors = []
@@ -93,7 +94,7 @@ class KtAmx(Layout):
             n, k = part.shape
             stem = self._stem(spec.unit, part)
             tensors.append(TensorSpec(f"{stem}.weight", INT8, (n * k * spec.bits // 8,)))
-            tensors.append(TensorSpec(f"{stem}.scale", FLOAT32, (n,)))
+            tensors.append(TensorSpec(f"{stem}.scale", F32, (n,)))
         return PackedSpec(tuple(tensors), f"kt-amx-int{spec.bits}/1")
 
     def check(self, results: Sequence[Result]) -> Iterable[str]:

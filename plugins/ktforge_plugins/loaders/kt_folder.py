@@ -14,6 +14,7 @@ from pydantic import PrivateAttr
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.architectures import NUMBER
 from ktforge.checkpoint import check_inside, merge_scans
+from ktforge.tensors import F32
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
 PATTERN = "_layer_*/_numa_*/*.kt"
@@ -23,7 +24,7 @@ _FILE = re.compile(
 )
 _KINDS: dict[str, tuple[str, np.dtype]] = {
     "quant": ("weight", np.dtype(np.int8)),
-    "scale": ("scale", np.dtype(np.float32)),
+    "scale": ("scale", F32),
 }
 
 

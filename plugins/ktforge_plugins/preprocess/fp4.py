@@ -12,7 +12,7 @@ import numpy as np
 
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
 from ktforge.stages import PlanKey, alike
-from ktforge.tensors import DTYPES, F8_E4M3
+from ktforge.tensors import DTYPES, F8_E4M3, F32
 from ktforge_plugins.preprocess import scales
 from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
@@ -20,7 +20,6 @@ from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Sto
 BYTES = (DTYPES["U8"], DTYPES["I8"])
 #: What the codes stand for; the highest bit is the sign.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-F32 = np.dtype(np.float32)
 #: Columns that one scale is for.
 MX, NV = 32, 16
 #: gpt-oss keeps blocks of 16 bytes as an axis of their own.

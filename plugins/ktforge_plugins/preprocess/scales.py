@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from ktforge import TensorSpec, Unsupported, native
-from ktforge.tensors import BF16, DTYPES, dtype_name
+from ktforge.tensors import BF16, DTYPES, F32, dtype_name
 from ktforge_plugins.preprocess import integers
 
 #: Names in use for the scale of a weight: DeepSeek's, compressed-tensors', DeepSeek-V4's, Mistral's.
 NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
-FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BF16)
+FLOATS = (F32, np.dtype(np.float16), BF16)
 E8M0 = DTYPES["F8_E8M0"]
 U8 = DTYPES["U8"]
 #: Powers of two: E8M0 under its own name, or its bytes as U8 (OCP Microscaling Formats 1.0, section 5.4.1).

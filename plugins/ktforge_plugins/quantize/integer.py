@@ -21,7 +21,7 @@ from ktforge import (
     Unsupported,
     native,
 )
-from ktforge.tensors import BF16, dtype_name
+from ktforge.tensors import BF16, F32, dtype_name
 
 #: The scale of an 8-bit code: what KTransformers' packed formats store, whatever their bits.
 KT_SCALE_BITS = 8
@@ -43,7 +43,7 @@ class IntegerQuantizer(Quantizer):
     def plan(self, unit: UnitSpec, demand: Demand) -> QuantSpec:
         for projection, parameters in unit.projections().items():
             self._check_weight(projection or unit.name, parameters)
-        if demand.scale_dtype not in (np.dtype(np.float32), BF16):
+        if demand.scale_dtype not in (F32, BF16):
             raise Unsupported(f"{self.name} makes F32 or BF16 scales; the layout asks for {demand.scale_dtype}")
         if demand.scale_bits is not None:
             return self._plan_kt(unit, demand)
