@@ -26,7 +26,7 @@ from ktforge.registry import blame
 from ktforge.rules import Targets
 from ktforge.sizes import size_text
 from ktforge.source import Source, read_source
-from ktforge.stencils import UnitPlanner
+from ktforge.stencils import plan_units
 from ktforge.tensors import FileSpec, SourceFile, TensorSpec, total_bytes
 from ktforge.unitplan import PlannedUnit, Result, edited_config, later_refusals, results_of
 
@@ -137,22 +137,19 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     problems = grouping.problems
     bound = pipeline.bound(config)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
-    planner, units = UnitPlanner(bound, model, targets), []
     later: dict[tuple[str, ...], tuple[str, ...]] = {}
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
-    for unit in grouping.ordered(with_extra):
-        if unit.fused and unit.experts != model.experts:
-            continue  # a problem already; and empty tensors may claim any number, each expert a unit
-        try:
-            planned = planner.plan(unit)
-        except Unsupported as refusal:
-            told = tuple(map(unit.shorten, refusal.problems))
+    # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
+    wanted = [u for u in grouping.ordered(with_extra) if not u.fused or u.experts == model.experts]
+    units = []
+    for unit, planned in zip(wanted, plan_units(bound, wanted, model, targets), strict=True):
+        if isinstance(planned, Unsupported):
+            told = tuple(map(unit.shorten, planned.problems))
             if told not in later:
                 later[told] = tuple(map(unit.shorten, later_refusals(bound, unit, model, targets)))
             for problem in (*told, *later[told]):
                 problems.add(problem, unit.name)
-            continue
-        if any(result.outputs for results in planned.results for result in results):
+        elif any(result.outputs for results in planned.results for result in results):
             units.append(planned)
         else:
             left_out.extend(unit.tensors.values())

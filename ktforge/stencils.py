@@ -2,12 +2,14 @@
 
 Where all stages agree (:meth:`ktforge.stages.Stage.plan_key`), a unit is planned with numbers that stand for any, and
 its plan becomes that of every unit of its kind by putting the layer's and the expert's own numbers in their place.
+That is done column by column, a column being what lies in one place of all these plans: one by one takes twice as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import TypeVar
 
 from ktforge.errors import PluginError, Unsupported
 from ktforge.modelconfig import ModelConfig
@@ -15,50 +17,41 @@ from ktforge.pipeline import Pipeline
 from ktforge.registry import blame
 from ktforge.rules import Targets
 from ktforge.stages import Loader, PlanKey, Stage, alike
-from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec, named_tuple, tensor_spec
+from ktforge.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec, named_tuples
 from ktforge.unitplan import PlannedUnit, Result, plan_unit
 
 #: Layer and expert of a plan that serves many: larger than names have (architectures.py reads six digits).
 LAYER, EXPERT = 900_000_001, 900_000_002
 _LAYER, _EXPERT = str(LAYER), str(EXPERT)
 
+T = TypeVar("T")
 
-class UnitPlanner:
-    """Plans the units of a bound pipeline, to what :func:`~ktforge.unitplan.plan_unit` makes of each."""
 
+def plan_units(
+    pipeline: Pipeline, units: Sequence[UnitSpec], model: ModelConfig, targets: Targets
+) -> list[PlannedUnit | Unsupported]:
+    """What :func:`~ktforge.unitplan.plan_unit` makes of each unit with a bound pipeline, or every reason why not."""
+    planner = _Planner(pipeline, model, targets)
+    kinds: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(map(planner.key, units)):
+        kinds.setdefault(key, []).append(place)
+    planned: dict[int, PlannedUnit | Unsupported] = {}
+    for key, places in kinds.items():
+        of_kind = [units[place] for place in places]
+        planned.update(zip(places, planner.plan(of_kind) if key else map(planner.alone, of_kind), strict=True))
+    return [planned[place] for place in range(len(units))]
+
+
+class _Planner:
     def __init__(self, pipeline: Pipeline, model: ModelConfig, targets: Targets) -> None:
         self._pipeline, self._model, self._targets = pipeline, model, targets
         quantizers = (pipeline.quantize, *(r.quantizer for r in pipeline.rules))
         stages = (pipeline.loader, *pipeline.preprocess, *quantizers, pipeline.layout)
         self._keys = plan_keys(s for s in stages if s is not None)
-        self._stencils: dict[Hashable, tuple[Stencil | None, Hashable]] = {}
 
-    def plan(self, unit: UnitSpec) -> PlannedUnit:
-        """Raises Unsupported with every reason why the unit cannot be planned."""
-        key = None if self._keys is None else self._key(unit, self._keys)
-        if key is None:
-            return self._alone(unit)
-        found = self._stencils.get(key)
-        if found is None:
-            found = self._stencils[key] = self._stencil(unit)
-        stencil, chosen = found
-        if stencil is None:
-            return self._alone(unit)
-        planned = stencil.planned(unit)
-        return planned if self._chosen(planned) == chosen else self._alone(unit)
-
-    def _alone(self, unit: UnitSpec) -> PlannedUnit:
-        return plan_unit(self._pipeline, unit, self._model, self._targets)
-
-    def _chosen(self, planned: PlannedUnit) -> Hashable:
-        """What the rules say of that which is quantised: the names are known behind the preprocessors only."""
-        if not self._pipeline.rules:
-            return ()
-        return tuple(self._targets.key(u) for u in (planned.steps[-1] if planned.steps else (planned.source,)))
-
-    def _key(self, unit: UnitSpec, plan_keys: Sequence[tuple[Stage, PlanKey]]) -> Hashable:
+    def key(self, unit: UnitSpec) -> Hashable:
         """Equal for units that one plan serves; None for a unit that is planned alone."""
-        if unit.layer is None:
+        if unit.layer is None or self._keys is None:
             return None
         prefix, tensors = f"{unit.name}.", unit.tensors.values()
         around = _around(prefix, unit)
@@ -66,21 +59,47 @@ class UnitPlanner:
         if around is None or None in rest:
             return None
         try:
-            keys = [_called(stage, key, unit) for stage, key in plan_keys]
+            keys = [_called(stage, key, unit) for stage, key in self._keys]
         except Unsupported:
             return None
         return around, unit.fused, *unit.tensors, *rest, *[t[1:3] for t in tensors], *keys
 
-    def _stencil(self, unit: UnitSpec) -> tuple[Stencil | None, Hashable]:
-        """With what the rules say of ``unit``. None where its own plan turns out to be another, such as by a rule for
-        its layer, or where a stage fails: then it fails on a unit that there is."""
+    def alone(self, unit: UnitSpec) -> PlannedUnit | Unsupported:
         try:
-            plan = plan_unit(self._pipeline, _numberless(unit), self._model, self._targets.fresh())
-            stencil = Stencil(plan)
+            return plan_unit(self._pipeline, unit, self._model, self._targets)
+        except Unsupported as refusal:
+            return refusal
+
+    def plan(self, units: Sequence[UnitSpec]) -> Iterable[PlannedUnit | Unsupported]:
+        """The plans of units of one kind, that of the first one twice: as its kind's, and by itself.
+
+        Where these differ, such as by a rule for its layer, or where a stage fails, each is planned by itself: then it
+        fails on a unit that there is.
+        """
+        first, *rest = units
+        alone = self.alone(first)
+        made = self._alike(first, alone, rest) if rest and isinstance(alone, PlannedUnit) else None
+        return [alone, *(map(self.alone, rest) if made is None else made)]
+
+    def _alike(
+        self, first: UnitSpec, alone: PlannedUnit, rest: Sequence[UnitSpec]
+    ) -> Iterable[PlannedUnit | Unsupported] | None:
+        """The plans of ``rest``, made of what is planned for the kind of ``first``; None if that is not ``alone``."""
+        try:
+            plan = plan_unit(self._pipeline, _numberless(first), self._model, self._targets.fresh())
+            if _Columns(plan, [first]).plans() != [alone]:
+                return None
         except (Unsupported, PluginError, _Unclear):
-            return None, ()
-        alone = self._alone(unit)
-        return (stencil, self._chosen(alone)) if stencil.planned(unit) == alone else (None, ())
+            return None
+        made = _Columns(plan, rest).plans()
+        if not self._pipeline.rules:
+            return made
+        chosen = self._chosen(alone)
+        return [one if self._chosen(one) == chosen else self.alone(one.source) for one in made]
+
+    def _chosen(self, planned: PlannedUnit) -> Hashable:
+        """What the rules say of that which is quantised: the names are known behind the preprocessors only."""
+        return tuple(self._targets.key(u) for u in (planned.steps[-1] if planned.steps else (planned.source,)))
 
 
 def plan_keys(stages: Iterable[Stage]) -> list[tuple[Stage, PlanKey]] | None:
@@ -122,111 +141,82 @@ class _Unclear(Exception):
     """A plan that does not follow from its unit by exchanging numbers."""
 
 
-class Stencil:
-    """The plan for :data:`LAYER` and :data:`EXPERT`, from which that of every unit of its kind is made.
+class _Columns:
+    """What ``plan``, for :data:`LAYER` and :data:`EXPERT`, is for each of ``sources``, units of its kind.
 
     Raises _Unclear if a stage planned anything that cannot be told apart into these numbers and the rest.
     """
 
-    def __init__(self, plan: PlannedUnit) -> None:
-        self._plan = plan
-        results = [r for rs in plan.results for r in rs]
-        units = {id(u): u for u in [*(u for step in plan.steps for u in step), *(r.unit for r in results)]}
-        self._same = {key for key, unit in units.items() if type(unit) is UnitSpec and unit == plan.source}
-        self._steps = [list(map(id, step)) for step in plan.steps]
-        self._units = [(key, self._unit_maker(unit)) for key, unit in units.items() if key not in self._same]
-        self._results = [[self._result_maker(r) for r in rs] for rs in plan.results]
+    def __init__(self, plan: PlannedUnit, sources: Sequence[UnitSpec]) -> None:
+        self._plan, self._sources = plan, sources
+        self._layers = [str(u.layer) for u in sources]
+        self._experts = [str(u.expert) for u in sources]
+        self._made: dict[int, Sequence[UnitSpec]] = {}
 
-    def planned(self, source: UnitSpec) -> PlannedUnit:
-        """The plan of ``source``, which is of the same kind."""
-        layer, expert = str(source.layer), str(source.expert)
-        units = dict.fromkeys(self._same, source)
-        for key, make in self._units:
-            units[key] = make(source, layer, expert)
-        steps = tuple([tuple(map(units.__getitem__, step)) for step in self._steps])
-        results = tuple([tuple([make(units, source, layer, expert) for make in row]) for row in self._results])
-        return named_tuple(PlannedUnit, (source, steps, results, self._plan.share_rows, self._plan.working_bytes))
+    def plans(self) -> Sequence[PlannedUnit]:
+        plan = self._plan
+        steps = self._rows([self._rows([self._units(unit) for unit in step]) for step in plan.steps])
+        results = self._rows([self._rows([self._results(result) for result in row]) for row in plan.results])
+        return named_tuples(PlannedUnit, self._sources, steps, results, *map(repeat, plan[3:]))
 
-    def _unit_maker(self, unit: UnitSpec) -> Callable[[UnitSpec, str, str], UnitSpec]:
-        if unit.layer != LAYER or type(unit) is not UnitSpec:
-            raise _Unclear
-        name, number, fused = unit.name, unit.expert, unit.fused
-        tensors = [(role, self._tensor_maker(t)) for role, t in unit.tensors.items()]
+    def _rows(self, columns: Sequence[Iterable[T]]) -> Iterable[tuple[T, ...]]:
+        return zip(*columns, strict=True) if columns else repeat((), len(self._sources))
 
-        def make(source: UnitSpec, layer: str, expert: str) -> UnitSpec:
-            made = {role: make_tensor(source, layer, expert) for role, make_tensor in tensors}
-            mine = source.expert if number == EXPERT else number
-            return UnitSpec(_numbered(name, layer, expert), made, source.layer, mine, fused)
+    def _units(self, unit: UnitSpec) -> Sequence[UnitSpec]:
+        """Those that stand where ``unit`` does; the same ones where it stands again."""
+        if id(unit) not in self._made:
+            if type(unit) is not UnitSpec or unit.layer != LAYER:
+                raise _Unclear
+            self._made[id(unit)] = self._sources if unit == self._plan.source else self._new_units(unit)
+        return self._made[id(unit)]
 
-        return make
+    def _new_units(self, unit: UnitSpec) -> Sequence[UnitSpec]:
+        layers = [source.layer for source in self._sources]
+        experts = [source.expert for source in self._sources] if unit.expert == EXPERT else repeat(unit.expert)
+        return named_tuples(
+            UnitSpec, self._names(unit.name), self._by_role(unit.tensors), layers, experts, repeat(unit.fused)
+        )
 
-    def _tensor_maker(self, tensor: TensorSpec) -> Callable[[UnitSpec, str, str], TensorSpec]:
+    def _by_role(self, tensors: Mapping[str, TensorSpec]) -> Iterable[dict[str, TensorSpec]]:
+        rows = self._rows([self._tensors(tensor) for tensor in tensors.values()])
+        return (dict(zip(tensors, row, strict=True)) for row in rows)
+
+    def _tensors(self, tensor: TensorSpec) -> Sequence[TensorSpec]:
         """A tensor that is in a file is one of the source's, or made of one and lies where that does."""
-        name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
         if tensor.file is None:
-            return lambda source, layer, expert: TensorSpec(_numbered(name, layer, expert), dtype, shape)
-        for role, stored in self._plan.source.tensors.items():
-            if tensor == stored:
-                return partial(_stored, role)
-        for role, stored in self._plan.source.tensors.items():
-            within = tensor.offset - stored.offset
-            if tensor.file == stored.file and 0 <= within < max(1, stored.nbytes):
-                return partial(_made_of, role, within, tensor)
+            return named_tuples(TensorSpec, self._names(tensor.name), *map(repeat, tensor[1:]))
+        stored = self._plan.source.tensors
+        for role, there in stored.items():
+            if tensor == there:
+                return [source.tensors[role] for source in self._sources]
+        for role, there in stored.items():
+            within = tensor.offset - there.offset
+            if tensor.file == there.file and 0 <= within < max(1, there.nbytes):
+                places = [source.tensors[role] for source in self._sources]
+                offsets = [place.offset + within for place in places]
+                names, files = self._names(tensor.name), [place.file for place in places]
+                return named_tuples(TensorSpec, names, repeat(tensor.dtype), repeat(tensor.shape), files, offsets)
         raise _Unclear
 
-    def _result_maker(self, result: Result) -> Callable[[Mapping[int, UnitSpec], UnitSpec, str, str], Result]:
-        key, quantizer, quant, packed = id(result.unit), result.quantizer, result.quant, result.packed
+    def _results(self, result: Result) -> Sequence[Result]:
+        unit, quantizer, quant, packed, fused, renamed = result
+        units = self._units(unit)
         if quantizer is None or quant is None or packed is None:
-            renamed = [(role, self._tensor_maker(t)) for role, t in (result.renamed or {}).items()]
-
-            def rename(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
-                return Result(units[key], renamed={role: make(source, layer, expert) for role, make in renamed})
-
-            return rename
-        if (type(quant), type(packed)) != (QuantSpec, PackedSpec) or quant.unit != result.unit:
+            made = self._by_role(renamed or {})
+            return named_tuples(Result, units, *map(repeat, (None, None, None, False)), made)
+        if (type(quant), type(packed)) != (QuantSpec, PackedSpec) or quant.unit != unit:
             raise _Unclear
         if any(t.file is not None for t in packed.tensors):
             raise _Unclear
-        names = _Names([t.name for t in packed.tensors])
-        stored = list(zip(*(t[1:] for t in packed.tensors), strict=True))
-        rest, form, fused = quant[1:], packed.format, result.fused
+        quants = named_tuples(QuantSpec, units, *map(repeat, quant[1:]))
+        tensors = self._rows([self._tensors(tensor) for tensor in packed.tensors])
+        stored = named_tuples(PackedSpec, tensors, repeat(packed.format))
+        return named_tuples(Result, units, repeat(quantizer), quants, stored, repeat(fused), repeat(None))
 
-        def pack(units: Mapping[int, UnitSpec], source: UnitSpec, layer: str, expert: str) -> Result:
-            unit = units[key]
-            tensors = tuple(map(tensor_spec, zip(names.of(layer, expert), *stored, strict=True)))
-            mine, stored_as = named_tuple(QuantSpec, (unit, *rest)), named_tuple(PackedSpec, (tensors, form))
-            return named_tuple(Result, (unit, quantizer, mine, stored_as, fused, None))
-
-        return pack
-
-
-class _Names:
-    """The names of a plan's output tensors, which are most of what it takes to make one: what is the same for all
-    experts of a layer is made once."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._pieces: dict[str, list[list[str]]] = {}
-
-    def of(self, layer: str, expert: str) -> Iterator[str]:
-        pieces = self._pieces.get(layer)
-        if pieces is None:
-            pieces = self._pieces[layer] = [n.replace(_LAYER, layer).split(_EXPERT) for n in self._names]
-        return map(expert.join, pieces)
-
-
-def _stored(role: str, source: UnitSpec, layer: str, expert: str) -> TensorSpec:
-    return source.tensors[role]
-
-
-def _made_of(role: str, within: int, tensor: TensorSpec, source: UnitSpec, layer: str, expert: str) -> TensorSpec:
-    place = source.tensors[role]
-    name = _numbered(tensor.name, layer, expert)
-    return TensorSpec(name, tensor.dtype, tensor.shape, place.file, place.offset + within)
-
-
-def _numbered(name: str, layer: str, expert: str) -> str:
-    return name.replace(_LAYER, layer).replace(_EXPERT, expert)
+    def _names(self, name: str) -> Iterable[str]:
+        """``name`` with each unit's numbers: what is the same for all experts of a layer is made once."""
+        pieces = {layer: name.replace(_LAYER, layer).split(_EXPERT) for layer in set(self._layers)}
+        return map(str.join, self._experts, map(pieces.__getitem__, self._layers))
 
 
 def _around(name: str, unit: UnitSpec) -> tuple[str, ...] | None:

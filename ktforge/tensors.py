@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -74,9 +75,15 @@ class TensorSpec(NamedTuple):
         return f"{self.name} ({dtype_name(self.dtype)} {list(self.shape)})"
 
 
-#: Makes a named tuple of all its fields, in their order, in half of the time that its own constructor takes.
-named_tuple: Callable[[type[Any], tuple[Any, ...]], Any] = tuple.__new__
-tensor_spec: Callable[[tuple[Any, ...]], TensorSpec] = partial(named_tuple, TensorSpec)
+NamedTuples = TypeVar("NamedTuples", bound=tuple[Any, ...])
+
+
+def named_tuples(kind: type[NamedTuples], *columns: Iterable[Any]) -> list[NamedTuples]:
+    """Named tuples of these columns, one for each field: in a third of the time that their own constructor takes.
+
+    As many as the shortest column has; one that never ends is a field that all have in common.
+    """
+    return list(map(tuple.__new__, repeat(kind), zip(*columns, strict=False)))
 
 
 def total_bytes(tensors: Iterable[TensorSpec]) -> int:

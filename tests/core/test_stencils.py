@@ -40,11 +40,9 @@ def compare(monkeypatch, loader, **stages):
     source = read_source(loader)
     bound = pipeline.bound(source.config)
     targets, own = (Targets(bound.quantize, bound.rules, dense=source.model.experts == 0) for _ in range(2))
-    planner = stencils.UnitPlanner(bound, source.model, targets)
     units = group(source.tensors, source.model).ordered(with_extra=True)
-    for unit in units:
+    for unit, made in zip(units, stencils.plan_units(bound, units, source.model, targets), strict=True):
         expected = plan_unit(bound, unit, source.model, own)
-        made = planner.plan(unit)
         assert made == expected
         assert list(made.outputs) == list(expected.outputs)
         assert made.working_bytes == expected.working_bytes

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint import merge_scans, parse_json
 from ktforge.stages import PlanKey, alike
-from ktforge.tensors import DTYPES, tensor_spec
+from ktforge.tensors import DTYPES, named_tuples
 
 INDEX = "model.safetensors.index.json"
 METADATA = "__metadata__"
@@ -149,12 +150,11 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
     except ValueError as error:
         raise CheckpointError(f"{file} has a broken header: {error}; download it again") from error
     entries.pop(METADATA, None)
-    begin = 8 + length
     try:
-        specs = [
-            tensor_spec((name, DTYPES[e["dtype"]], tuple(e["shape"]), file, begin + e["data_offsets"][0]))
-            for name, e in entries.items()
-        ]
+        tensors = entries.values()
+        dtypes, shapes = [DTYPES[t["dtype"]] for t in tensors], [tuple(t["shape"]) for t in tensors]
+        offsets = [8 + length + t["data_offsets"][0] for t in tensors]
+        specs = named_tuples(TensorSpec, entries, dtypes, shapes, repeat(file), offsets)
     except KeyError:
         name, dtype = next((n, e["dtype"]) for n, e in entries.items() if e["dtype"] not in DTYPES)
         raise CheckpointError(f"{file}: {name[:200]} has the dtype {dtype}, which ktforge does not read") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import count, starmap
 from json.encoder import encode_basestring_ascii
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from ktforge import FileSpec, Plan, Sink, TensorSpec, Writer, hookimpl, open_folder
+from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
 from ktforge.sizes import parse_size
 from ktforge.tensors import dtype_name, total_bytes
 
@@ -31,8 +31,10 @@ def _bytes(value: object) -> object:
 
 #: Entries of a header that are written at a time.
 BLOCK = 2048
+#: No file system has more, and sums of sizes stay below 2^63.
+MOST_BYTES = 1 << 62
 #: What stands in JSON as it is.
-_PLAIN = re.compile(r"[ !#-\[\]-~]*")
+_PLAIN = bytes(c for c in range(0x20, 0x7F) if chr(c) not in '"\\')
 SIZE_HELP = "Bytes of a file at most, such as 5GB, 500MB or 4GiB; one tensor may be larger."
 Size = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
 
@@ -48,13 +50,14 @@ class SafetensorsWriter(Writer):
         return self.path
 
     def plan(self, tensors: Sequence[TensorSpec], formats: Sequence[str]) -> Sequence[FileSpec]:
-        kinds = _Kinds()
-        stored = list(zip(tensors, map(kinds.__getitem__, map(itemgetter(1, 2), tensors)), strict=True))
-        shards = _shards(stored, self.max_shard_size)
+        stored = _stored(tensors)
+        shards = _shards(stored.offsets, self.max_shard_size)
         if len(shards) == 1:
-            return [_file("model.safetensors", shards[0])]
-        count = len(shards)
-        return [_file(f"model-{i:05}-of-{count:05}.safetensors", shard) for i, shard in enumerate(shards, 1)]
+            return [_file("model.safetensors", stored)]
+        return [
+            _file(f"model-{i:05}-of-{len(shards):05}.safetensors", stored.part(shard))
+            for i, shard in enumerate(shards, 1)
+        ]
 
     def open(
         self, plan: Plan, *, overwrite: bool = False, restart: bool = False, verify: bool = False
@@ -79,39 +82,64 @@ class _Kind(NamedTuple):
     itemsize: int
 
 
-class _Kinds(dict[tuple[np.dtype, tuple[int, ...]], _Kind]):
-    """Looked up, since a hundred thousand tensors have a dozen dtypes and shapes."""
-
-    def __missing__(self, key: tuple[np.dtype, tuple[int, ...]]) -> _Kind:
-        dtype, shape = key
-        text = f'"dtype":"{dtype_name(dtype)}","shape":[{",".join(map(str, shape))}]'
-        self[key] = _Kind(text, TensorSpec("", dtype, shape).nbytes, dtype.itemsize)
-        return self[key]
+def _kind(dtype: np.dtype, shape: tuple[int, ...]) -> _Kind:
+    text = f'"dtype":"{dtype_name(dtype)}","shape":[{",".join(map(str, shape))}]'
+    return _Kind(text, TensorSpec("", dtype, shape).nbytes, dtype.itemsize)
 
 
-Stored = tuple[TensorSpec, _Kind]
+@dataclass(frozen=True)
+class _Stored:
+    """Tensors one behind the other, and which of the ``kinds`` each one is of: a hundred thousand have a dozen kinds,
+    so what they have in common is looked up for all of them at once."""
+
+    tensors: Sequence[TensorSpec]
+    kinds: Sequence[_Kind]
+    numbers: np.ndarray
+
+    def each(self, values: Iterable[int]) -> np.ndarray:
+        """The value of each tensor, given that of each kind."""
+        return np.array(list(values), np.int64)[self.numbers]
+
+    @cached_property
+    def offsets(self) -> Sequence[int]:
+        """Where each tensor begins, and where the last one ends."""
+        return [0, *np.cumsum(self.each(kind.nbytes for kind in self.kinds)).tolist()]
+
+    def part(self, places: slice) -> _Stored:
+        return _Stored(self.tensors[places], self.kinds, self.numbers[places])
+
+    def widest_first(self) -> _Stored:
+        """As the safetensors library orders a file: then every tensor is aligned to its own element type."""
+        narrow = self.each(-kind.itemsize for kind in self.kinds).astype(np.int16)  # which numpy sorts by its digits
+        order = np.argsort(narrow, kind="stable")
+        return _Stored(tuple([self.tensors[place] for place in order.tolist()]), self.kinds, self.numbers[order])
 
 
-def _shards(stored: list[Stored], limit: int) -> list[list[Stored]]:
+def _stored(tensors: Sequence[TensorSpec]) -> _Stored:
+    """Raises Unsupported for more bytes than a file system has."""
+    known: defaultdict[tuple[np.dtype, tuple[int, ...]], int] = defaultdict(count().__next__)
+    numbers = np.fromiter(map(known.__getitem__, map(itemgetter(1, 2), tensors)), np.intp, len(tensors))
+    kinds = list(starmap(_kind, known))
+    total = sum(kind.nbytes * times for kind, times in zip(kinds, np.bincount(numbers).tolist(), strict=True))
+    if total > MOST_BYTES:
+        raise Unsupported(f"the output would have {total:,} bytes, which no file system holds")
+    return _Stored(tensors, kinds, numbers)
+
+
+def _shards(offsets: Sequence[int], limit: int) -> list[slice]:
     """In the given order, a new shard wherever the next tensor would take one over the limit."""
-    if sum([kind.nbytes for _, kind in stored]) <= limit:
-        return [stored]
-    shards: list[list[Stored]] = [[]]
-    size = 0
-    for tensor, kind in stored:
-        if shards[-1] and size + kind.nbytes > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append((tensor, kind))
-        size += kind.nbytes
+    shards = []
+    start = 0
+    while start < len(offsets) - 1:
+        stop = max(start + 1, bisect_right(offsets, offsets[start] + limit) - 1)
+        shards.append(slice(start, stop))
+        start = stop
     return shards
 
 
-def _file(path: str, stored: Sequence[Stored]) -> FileSpec:
-    """Wider element types first, as the safetensors library does: then every tensor is aligned to its own."""
-    sizes = {kind.itemsize for _, kind in stored}
-    ordered = [one for size in sorted(sizes, reverse=True) for one in stored if one[1].itemsize == size]
-    return _File(path, _Header(ordered), tuple([tensor for tensor, _ in ordered]))
+def _file(path: str, stored: _Stored) -> FileSpec:
+    ordered = stored.widest_first()
+    return _File(path, _Header(ordered), tuple(ordered.tensors))
 
 
 @dataclass(frozen=True)
@@ -122,7 +150,7 @@ class _File(FileSpec):
 
     @cached_property
     def nbytes(self) -> int:
-        return len(self.header) + self.header.offsets[-1]
+        return len(self.header) + self.header.stored.offsets[-1]
 
 
 class _Header:
@@ -131,8 +159,8 @@ class _Header:
     #: transformers refuses a file whose metadata does not name a framework.
     _BEGIN = b'{"__metadata__":{"format":"pt"}'
 
-    def __init__(self, stored: Sequence[Stored]) -> None:
-        self._stored = stored
+    def __init__(self, stored: _Stored) -> None:
+        self.stored = stored
 
     def __len__(self) -> int:
         return 8 + self._length + -self._length % 8
@@ -141,12 +169,14 @@ class _Header:
         """Put together by hand, since json.dumps of 160,000 nested entries takes ten times as long, and block by block,
         which saves twice its size in memory and a third of the time."""
         parts = [self._BEGIN]
-        for start in range(0, len(self._stored), BLOCK):
-            block = self._stored[start : start + BLOCK]
-            bounds = list(map(str, self.offsets[start : start + BLOCK + 1]))
+        for start in range(0, len(self.stored.tensors), BLOCK):
+            block = self.stored.part(slice(start, start + BLOCK))
+            bounds = list(map(str, self.stored.offsets[start : start + BLOCK + 1]))
             entries = [
-                _entry(encode_basestring_ascii(tensor.name), kind.text, begin, end)
-                for (tensor, kind), begin, end in zip(block, bounds, bounds[1:], strict=False)
+                _entry(encode_basestring_ascii(tensor.name), block.kinds[number].text, begin, end)
+                for tensor, number, begin, end in zip(
+                    block.tensors, block.numbers.tolist(), bounds, bounds[1:], strict=False
+                )
             ]
             parts.append("".join(entries).encode())
         parts += [b"}", b" " * (-self._length % 8)]
@@ -155,24 +185,19 @@ class _Header:
         return b"".join([(len(self) - 8).to_bytes(8, "little"), *parts])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Header) and self._stored == other._stored
+        return isinstance(other, _Header) and self.stored.tensors == other.stored.tensors
 
     def __hash__(self) -> int:
         return hash(len(self))
 
     @cached_property
-    def offsets(self) -> Sequence[int]:
-        """Where each tensor begins behind the header, and where the last one ends."""
-        return list(accumulate([kind.nbytes for _, kind in self._stored], initial=0))
-
-    @cached_property
     def _length(self) -> int:
         """Bytes of the JSON."""
-        kinds, offsets = [kind for _, kind in self._stored], self.offsets
-        names = _quoted_length([tensor.name for tensor, _ in self._stored])
-        texts = sum([len(kind.text) for kind in kinds])
+        tensors, offsets = self.stored.tensors, self.stored.offsets
+        names = _quoted_length([tensor.name for tensor in tensors])
+        texts = int(self.stored.each(len(kind.text) for kind in self.stored.kinds).sum())
         bounds = _digits(offsets[:-1]) + _digits(offsets[1:])
-        return len(self._BEGIN) + len(kinds) * len(_entry("", "", "", "")) + names + texts + bounds + len(b"}")
+        return len(self._BEGIN) + len(tensors) * len(_entry("", "", "", "")) + names + texts + bounds + len(b"}")
 
 
 def _entry(name: str, kind: str, begin: str, end: str) -> str:
@@ -182,7 +207,8 @@ def _entry(name: str, kind: str, begin: str, end: str) -> str:
 def _quoted_length(names: Sequence[str]) -> int:
     """Characters that the names have in JSON, together."""
     text = "".join(names)
-    return len(text) + 2 * len(names) if _PLAIN.fullmatch(text) else sum(map(len, map(encode_basestring_ascii, names)))
+    plain = text.isascii() and not text.encode().translate(None, _PLAIN)
+    return len(text) + 2 * len(names) if plain else sum(map(len, map(encode_basestring_ascii, names)))
 
 
 def _digits(ascending: Sequence[int]) -> int:
