@@ -60,16 +60,22 @@ class Architecture(BaseModel):
         """The :data:`Place` of each of ``names``, which come without ``language_model.``; None for any other tensor."""
         alone = self.pattern.fullmatch if self.pattern else None
         fused = self.fused.pattern.fullmatch if self.fused else None
-        # An expert's tensors mostly come one behind the other: `stem` is what the last one's name begins with.
-        stem, layer, expert, roles = "\0", 0, 0, dict[str, str]()
+        # A layer's experts mostly come one behind the other. What stands before the number of one, the number, and what
+        # is behind it were matched before, if in other names; to match all of them would take most of the time.
+        stem, layer, numbers, roles = "\0", 0, dict[str, int](), dict[str, str]()
         for name in names:
-            if name.startswith(stem) and (role := roles.get(name[len(stem) :])) is not None:
-                yield layer, expert, role
-            elif alone is not None and (match := alone(name)) is not None:
-                stem, rest = name[: match.start(3)], name[match.start(3) :]
-                layer, expert = int(match[1]), int(match[2])
-                roles[rest] = f"{self._ours[match[3]]}.{match[4]}"
-                yield layer, expert, roles[rest]
+            if name.startswith(stem):
+                number, _, rest = name[len(stem) :].partition(".")
+                if number in numbers and rest in roles:
+                    yield layer, numbers[number], roles[rest]
+                    continue
+            if alone is not None and (match := alone(name)) is not None:
+                place = int(match[1]), int(match[2]), f"{self._ours[match[3]]}.{match[4]}"
+                number, dot, rest = name[match.start(2) :].partition(".")
+                if dot and number == match[2]:
+                    stem, layer = name[: match.start(2)], place[0]
+                    numbers[number], roles[rest] = place[1:]
+                yield place
             elif fused is not None and (match := fused(name)) is not None:
                 projection, parameter = match[2], match[3]
                 role = f"{self._ours_fused[projection]}.{_FUSED_PARAMETERS.get(parameter, parameter)}"

@@ -34,6 +34,8 @@ WEIGHT_SUFFIXES = frozenset(
     ]
 )
 INDEX_SUFFIX = ".index.json"
+#: What a safetensors header has beside tensors.
+METADATA = "__metadata__"
 CONFIG = "config.json"
 MANIFEST = "ktforge_manifest.json"
 #: Where quantisers describe their work beside config.json. Readers take the first, of Model Optimizer, for what

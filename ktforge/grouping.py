@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
+from operator import itemgetter
 
 from ktforge.architectures import NUMBER, Architecture, architectures_of, likely_architectures
 from ktforge.checkpoint import is_mtp_file
 from ktforge.errors import CheckpointError, Problems, UnknownExperts
 from ktforge.modelconfig import COUNT_LIMIT, ModelConfig
-from ktforge.tensors import BF16, TensorSpec, UnitSpec, dtype_name
+from ktforge.tensors import BF16, TensorSpec, UnitSpec, dtype_name, named_tuples
 
 PROJECTIONS = ("gate", "up", "down")
 FUSED = ("gate_up", "gate", "up", "down")
@@ -74,19 +77,28 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
             result.problems.add(f"{tensors[role].name} and {spec.name} are both {role} of layer {layer}")
         tensors[role] = spec
 
-    for (layer, expert), tensors in experts.items():
-        name = next(iter(tensors.values())).name
-        name = name[: name.index(f".experts.{expert}.")] + f".experts.{expert}"
-        unit = UnitSpec(name, _ordered(tensors, PROJECTIONS), layer, expert)
-        (result.experts if layer < model.layers else result.extra).append(unit)
-    for layer, tensors in fused.items():
-        tensors = _ordered(tensors, FUSED)
-        unit = UnitSpec(_common_name(tensors), tensors, layer, fused=True)
-        (result.experts if layer < model.layers else result.extra).append(unit)
+    for unit in (*_expert_units(experts), *_fused_units(fused)):
+        (result.extra if _is_beyond(unit, model) else result.experts).append(unit)
     for unit in _plain_units(rest):
         (result.extra if _is_extra(unit, model) else result.others).append(unit)
     _check_complete(result, model)
     return result
+
+
+def _expert_units(experts: Mapping[tuple[int, int], dict[str, TensorSpec]]) -> list[UnitSpec]:
+    names = []
+    for (_, expert), tensors in experts.items():
+        name, number = next(iter(tensors.values())).name, f".experts.{expert}."
+        names.append(name[: name.index(number) + len(number) - 1])
+    ordered = [_ordered(tensors, PROJECTIONS) for tensors in experts.values()]
+    layers, numbers = map(itemgetter(0), experts), map(itemgetter(1), experts)
+    return named_tuples(UnitSpec, names, ordered, layers, numbers, repeat(False))
+
+
+def _fused_units(fused: Mapping[int, dict[str, TensorSpec]]) -> Iterator[UnitSpec]:
+    for layer, found in fused.items():
+        tensors = _ordered(found, FUSED)
+        yield UnitSpec(_common_name(tensors), tensors, layer, fused=True)
 
 
 def _ordered(tensors: dict[str, TensorSpec], projections: tuple[str, ...]) -> dict[str, TensorSpec]:
@@ -106,8 +118,12 @@ def _common_name(tensors: dict[str, TensorSpec]) -> str:
     return shortest.removesuffix(".weight").rpartition(".")[0]
 
 
+def _is_beyond(unit: UnitSpec, model: ModelConfig) -> bool:
+    return unit.layer is not None and unit.layer >= model.layers
+
+
 def _is_extra(unit: UnitSpec, model: ModelConfig) -> bool:
-    if unit.layer is not None and unit.layer >= model.layers:
+    if _is_beyond(unit, model):
         return True
     file = next(iter(unit.tensors.values())).file
     return bool(_MTP.search(unit.name)) or (file is not None and is_mtp_file(file))
@@ -151,18 +167,18 @@ def _plain_units(specs: Iterable[TensorSpec]) -> Iterator[UnitSpec]:
 def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
     """A gap would make the runtime drop the rest of a layer in silence, so each is a refusal."""
     problems = grouping.problems
-    present: dict[int, set[int]] = {}
+    present: defaultdict[int, set[int]] = defaultdict(set)
     for unit in grouping.experts:
         assert unit.layer is not None
         if unit.fused:
             found = _fused_experts(unit)
-            present.setdefault(unit.layer, set()).update(found)
+            present[unit.layer].update(found)
             if len(found) == model.experts != unit.experts:  # what is wrong with both counts is said below
                 first = next(iter(unit.tensors.values()))
                 problems.add(f"{first} has no first axis of {model.experts} experts, as config.json announces")
         else:
             assert unit.expert is not None
-            present.setdefault(unit.layer, set()).add(unit.expert)
+            present[unit.layer].add(unit.expert)
         missing = missing_projections(tuple(unit.tensors), unit.fused)
         if missing:
             problems.add(f"has no {' and no '.join(missing)} projection", unit.name)

@@ -22,9 +22,10 @@ def check_specs(specs: Sequence[TensorSpec]) -> None:
 
     Raises TypeError for a loader's mistake.
     """
-    if not {type(spec.shape) for spec in specs} <= {tuple}:
+    shapes = [spec.shape for spec in specs]
+    if not set(map(type, shapes)) <= {tuple}:
         raise TypeError("the shape of a TensorSpec is a tuple")
-    if _sound([spec.name for spec in specs]) and max([len(spec.shape) for spec in specs], default=0) <= DIMENSION_LIMIT:
+    if _sound([spec.name for spec in specs]) and max(map(len, shapes), default=0) <= DIMENSION_LIMIT:
         return
     problems = []
     for spec in specs:

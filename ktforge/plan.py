@@ -141,7 +141,8 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
     # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
     wanted = [u for u in grouping.ordered(with_extra) if not u.fused or u.experts == model.experts]
-    units = []
+    units: list[PlannedUnit] = []
+    outputs: list[TensorSpec] = []
     for unit, planned in zip(wanted, plan_units(bound, wanted, model, targets), strict=True):
         if isinstance(planned, Unsupported):
             told = tuple(map(unit.shorten, planned.problems))
@@ -149,8 +150,9 @@ def _make_plan(pipeline: Pipeline) -> Plan:
                 later[told] = tuple(map(unit.shorten, later_refusals(bound, unit, model, targets)))
             for problem in (*told, *later[told]):
                 problems.add(problem, unit.name)
-        elif any(result.outputs for results in planned.results for result in results):
+        elif made := planned.outputs:
             units.append(planned)
+            outputs.extend(made)
         else:
             left_out.extend(unit.tensors.values())
     for pattern in targets.unused():
@@ -158,7 +160,7 @@ def _make_plan(pipeline: Pipeline) -> Plan:
     edited = config if with_extra or not grouping.extra else without_extra(config, model)
     results = list(results_of(units))
     edited = edited_config(bound, edited, results, problems)
-    files = _plan_files(bound, units, results, problems) if not problems.lines() else ()
+    files = _plan_files(bound, units, outputs, results, problems) if not problems.lines() else ()
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(pipeline, edited), _side_files(source, edited),
         source.files, tuple(left_out), problems.lines(),
@@ -171,10 +173,13 @@ def _make_plan(pipeline: Pipeline) -> Plan:
 
 
 def _plan_files(
-    pipeline: Pipeline, units: Sequence[PlannedUnit], results: Sequence[Result], problems: Problems
+    pipeline: Pipeline,
+    units: Sequence[PlannedUnit],
+    outputs: Sequence[TensorSpec],
+    results: Sequence[Result],
+    problems: Problems,
 ) -> Sequence[FileSpec]:
-    """The files for ``results``, which are those of ``units``."""
-    outputs = [tensor for result in results for tensor in result.outputs]
+    """The files for ``outputs``, which with ``results`` are those of ``units``."""
     formats = {r.packed.format for r in results if r.packed}
     if len({t.name for t in outputs}) < len(outputs):
         origin: dict[str, str] = {}

@@ -7,8 +7,10 @@ That is done column by column, a column being what lies in one place of all thes
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import repeat
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, repeat
+from operator import and_, eq, itemgetter, not_
 from typing import TypeVar
 
 from ktforge.errors import PluginError, Unsupported
@@ -23,6 +25,8 @@ from ktforge.unitplan import PlannedUnit, Result, plan_unit
 #: Layer and expert of a plan that serves many: larger than names have (architectures.py reads six digits).
 LAYER, EXPERT = 900_000_001, 900_000_002
 _LAYER, _EXPERT = str(LAYER), str(EXPERT)
+#: Kinds of units of the same roles that are looked for, each time among all that are left; a model has some thirty.
+MOST_KINDS = 100
 
 T = TypeVar("T")
 
@@ -32,14 +36,40 @@ def plan_units(
 ) -> list[PlannedUnit | Unsupported]:
     """What :func:`~ktforge.unitplan.plan_unit` makes of each unit with a bound pipeline, or every reason why not."""
     planner = _Planner(pipeline, model, targets)
-    kinds: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(map(planner.key, units)):
-        kinds.setdefault(key, []).append(place)
     planned: dict[int, PlannedUnit | Unsupported] = {}
-    for key, places in kinds.items():
-        of_kind = [units[place] for place in places]
-        planned.update(zip(places, planner.plan(of_kind) if key else map(planner.alone, of_kind), strict=True))
+    for places in _kinds(units, planner.key):
+        planned.update(zip(places, planner.plan([units[place] for place in places]), strict=True))
     return [planned[place] for place in range(len(units))]
+
+
+def _kinds(units: Sequence[UnitSpec], key: Callable[[UnitSpec], Hashable]) -> Iterator[Sequence[int]]:
+    """The places of units of equal keys that differ in the numbers of layer and expert alone, kind by kind; those of
+    the key None one by one."""
+    found: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for place, unit in enumerate(units):
+        found[key(unit)].append(place)
+    for same_key, places in found.items():
+        left = 0 if same_key is None else MOST_KINDS
+        while places and left:
+            alike = _like_first([units[place] for place in places])
+            yield list(compress(places, alike))
+            places = list(compress(places, map(not_, alike)))
+            left -= 1
+        yield from ([place] for place in places)
+
+
+def _like_first(units: Sequence[UnitSpec]) -> Sequence[bool]:
+    """Whether each of ``units``, which have the same roles, is the first one with other numbers."""
+    kind = _numberless(units[0])
+    if kind is None:
+        return [True, *[False] * (len(units) - 1)]
+    numbers = _Numbers(units)
+    alike = map(eq, numbers.into(kind.name), [unit.name for unit in units])
+    for role, tensor in kind.tensors.items():
+        wanted = zip(numbers.into(tensor.name), repeat(tensor.dtype), repeat(tensor.shape), strict=False)
+        stored = map(itemgetter(0, 1, 2), [unit.tensors[role] for unit in units])
+        alike = map(and_, alike, map(eq, wanted, stored))
+    return [True, *list(alike)[1:]]
 
 
 class _Planner:
@@ -50,19 +80,14 @@ class _Planner:
         self._keys = plan_keys(s for s in stages if s is not None)
 
     def key(self, unit: UnitSpec) -> Hashable:
-        """Equal for units that one plan serves; None for a unit that is planned alone."""
+        """Equal for units that one plan may serve, by all but names and shapes; None for one that is planned alone."""
         if unit.layer is None or self._keys is None:
-            return None
-        prefix, tensors = f"{unit.name}.", unit.tensors.values()
-        around = _around(prefix, unit)
-        rest = [t.name.removeprefix(prefix) if t.name.startswith(prefix) else _around(t.name, unit) for t in tensors]
-        if around is None or None in rest:
             return None
         try:
             keys = [_called(stage, key, unit) for stage, key in self._keys]
         except Unsupported:
             return None
-        return around, unit.fused, *unit.tensors, *rest, *[t[1:3] for t in tensors], *keys
+        return unit.fused, unit.is_expert, *unit.tensors, *keys
 
     def alone(self, unit: UnitSpec) -> PlannedUnit | Unsupported:
         try:
@@ -86,8 +111,9 @@ class _Planner:
     ) -> Iterable[PlannedUnit | Unsupported] | None:
         """The plans of ``rest``, made of what is planned for the kind of ``first``; None if that is not ``alone``."""
         try:
-            plan = plan_unit(self._pipeline, _numberless(first), self._model, self._targets.fresh())
-            if _Columns(plan, [first]).plans() != [alone]:
+            kind = _numberless(first)
+            plan = kind and plan_unit(self._pipeline, kind, self._model, self._targets.fresh())
+            if plan is None or _Columns(plan, [first]).plans() != [alone]:
                 return None
         except (Unsupported, PluginError, _Unclear):
             return None
@@ -149,8 +175,7 @@ class _Columns:
 
     def __init__(self, plan: PlannedUnit, sources: Sequence[UnitSpec]) -> None:
         self._plan, self._sources = plan, sources
-        self._layers = [str(u.layer) for u in sources]
-        self._experts = [str(u.expert) for u in sources]
+        self._numbers = _Numbers(sources)
         self._made: dict[int, Sequence[UnitSpec]] = {}
 
     def plans(self) -> Sequence[PlannedUnit]:
@@ -174,7 +199,7 @@ class _Columns:
         layers = [source.layer for source in self._sources]
         experts = [source.expert for source in self._sources] if unit.expert == EXPERT else repeat(unit.expert)
         return named_tuples(
-            UnitSpec, self._names(unit.name), self._by_role(unit.tensors), layers, experts, repeat(unit.fused)
+            UnitSpec, self._numbers.into(unit.name), self._by_role(unit.tensors), layers, experts, repeat(unit.fused)
         )
 
     def _by_role(self, tensors: Mapping[str, TensorSpec]) -> Iterable[dict[str, TensorSpec]]:
@@ -184,7 +209,7 @@ class _Columns:
     def _tensors(self, tensor: TensorSpec) -> Sequence[TensorSpec]:
         """A tensor that is in a file is one of the source's, or made of one and lies where that does."""
         if tensor.file is None:
-            return named_tuples(TensorSpec, self._names(tensor.name), *map(repeat, tensor[1:]))
+            return named_tuples(TensorSpec, self._numbers.into(tensor.name), *map(repeat, tensor[1:]))
         stored = self._plan.source.tensors
         for role, there in stored.items():
             if tensor == there:
@@ -194,7 +219,7 @@ class _Columns:
             if tensor.file == there.file and 0 <= within < max(1, there.nbytes):
                 places = [source.tensors[role] for source in self._sources]
                 offsets = [place.offset + within for place in places]
-                names, files = self._names(tensor.name), [place.file for place in places]
+                names, files = self._numbers.into(tensor.name), [place.file for place in places]
                 return named_tuples(TensorSpec, names, repeat(tensor.dtype), repeat(tensor.shape), files, offsets)
         raise _Unclear
 
@@ -213,30 +238,39 @@ class _Columns:
         stored = named_tuples(PackedSpec, tensors, repeat(packed.format))
         return named_tuples(Result, units, repeat(quantizer), quants, stored, repeat(fused), repeat(None))
 
-    def _names(self, name: str) -> Iterable[str]:
+
+class _Numbers:
+    """Layer and expert of these units, to be put where :data:`LAYER` and :data:`EXPERT` stand."""
+
+    def __init__(self, units: Sequence[UnitSpec]) -> None:
+        self._layers = [str(unit.layer) for unit in units]
+        self._experts = [str(unit.expert) for unit in units]
+
+    def into(self, name: str) -> Iterable[str]:
         """``name`` with each unit's numbers: what is the same for all experts of a layer is made once."""
         pieces = {layer: name.replace(_LAYER, layer).split(_EXPERT) for layer in set(self._layers)}
         return map(str.join, self._experts, map(pieces.__getitem__, self._layers))
 
 
-def _around(name: str, unit: UnitSpec) -> tuple[str, ...] | None:
-    """The name without the numbers: what comes before, between and behind them; None if they are not there."""
+def _numberless(unit: UnitSpec) -> UnitSpec | None:
+    """The unit as it stands for all of its kind; None if one of its names does not have its numbers."""
+    own, tensors = _anonymous(f"{unit.name}.", unit), {}
+    if own is None:
+        return None
+    for role, tensor in unit.tensors.items():
+        name = _anonymous(tensor.name, unit)
+        if name is None:
+            return None
+        tensors[role] = tensor._replace(name=name)
+    return UnitSpec(own.removesuffix("."), tensors, LAYER, EXPERT if unit.is_expert else None, unit.fused)
+
+
+def _anonymous(name: str, unit: UnitSpec) -> str | None:
+    """The name with numbers that stand for any in the place of the unit's."""
     before, found, behind = name.partition(f".{unit.layer}.")
     if not found:
         return None
-    if unit.expert is None:
-        return before, behind
-    between, found, behind = behind.partition(f".{unit.expert}.")
-    return (before, between, behind) if found else None
-
-
-def _numberless(unit: UnitSpec) -> UnitSpec:
-    """The unit as it stands for all of its kind."""
-
-    def anonymous(name: str) -> str:
-        before, *behind = _around(name, unit) or ()  # a unit without its numbers in every name has no key
-        return f"{before}.{LAYER}." + f".{EXPERT}.".join(behind)
-
-    tensors = {role: t._replace(name=anonymous(t.name)) for role, t in unit.tensors.items()}
-    expert = None if unit.expert is None else EXPERT
-    return UnitSpec(anonymous(f"{unit.name}.")[:-1], tensors, LAYER, expert, unit.fused)
+    if unit.expert is not None:
+        between, found, behind = behind.partition(f".{unit.expert}.")
+        behind = f"{between}.{EXPERT}.{behind}"
+    return f"{before}.{LAYER}.{behind}" if found else None

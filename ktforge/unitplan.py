@@ -56,8 +56,8 @@ class PlannedUnit(NamedTuple):
     working_bytes: int
 
     @property
-    def outputs(self) -> Iterator[TensorSpec]:
-        return (tensor for results in self.results for result in results for tensor in result.outputs)
+    def outputs(self) -> Sequence[TensorSpec]:
+        return [tensor for results in self.results for result in results for tensor in result.outputs]
 
     @property
     def shares(self) -> int:

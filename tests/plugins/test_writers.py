@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from ktforge_plugins import SafetensorsLoader, SafetensorsWriter
 from pydantic import ValidationError
 
-from ktforge import Pipeline, TensorSpec
+from ktforge import Pipeline, TensorSpec, Unsupported
 from ktforge.tensors import DTYPES
+from ktforge.testing import MemoryLoader
 
 
 @pytest.mark.parametrize(
@@ -48,11 +49,24 @@ def test_shards_and_index(source, out, limit):
             assert loaded <= max(writer.max_shard_size, largest)
 
 
-NAMES = st.text(min_size=1, max_size=40) | st.sampled_from(
+NAMES = st.text(min_size=1, max_size=40).filter(lambda name: name != "__metadata__") | st.sampled_from(
     ['a"quote', "back\\slash", "ümlaut", "𝄞", "new\nline", "x" * 500]
 )
 SHAPES = st.lists(st.sampled_from([0, 1, 3, 9, 10, 11, 99, 100, 4096, 10**6]), max_size=3).map(tuple)
 DTYPE = st.sampled_from(sorted(DTYPES)).map(DTYPES.__getitem__)
+
+
+def test_a_tensor_that_a_header_has_no_place_for(out):
+    tensors = {**checkpoints.tensors(), "__metadata__": np.ones(4, np.float32)}
+    loader = MemoryLoader(tensors=tensors, model=checkpoints.config())
+    plan = Pipeline(loader=loader, writer=SafetensorsWriter(path=out)).plan()
+    assert plan.problems == ("no tensor of a safetensors file can be called __metadata__: rename it in the source",)
+
+
+def test_more_bytes_than_there_are(out):
+    tensors = [TensorSpec(str(i), np.dtype(np.uint8), (1 << 40, 1 << 20)) for i in range(10)]
+    with pytest.raises(Unsupported, match="11,529,215,046,068,469,760 bytes, which no file system holds"):
+        SafetensorsWriter(path=out).plan(tensors, [])
 
 
 @given(st.dictionaries(NAMES, st.tuples(DTYPE, SHAPES), max_size=60), st.sampled_from([1, 100, 10**6, 10**30]))

@@ -19,12 +19,11 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
-from ktforge.checkpoint import merge_scans, parse_json
+from ktforge.checkpoint import METADATA, merge_scans, parse_json
 from ktforge.stages import PlanKey, alike
 from ktforge.tensors import DTYPES, named_tuples
 
 INDEX = "model.safetensors.index.json"
-METADATA = "__metadata__"
 #: The library's own limit, in bytes.
 HEADER_LIMIT = 100_000_000
 Io = Literal["mmap", "pread"]

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
+from ktforge.checkpoint import METADATA
 from ktforge.sizes import parse_size
 from ktforge.tensors import dtype_name, total_bytes
 
@@ -112,7 +113,7 @@ class _Stored:
         """As the safetensors library orders a file: then every tensor is aligned to its own element type."""
         narrow = self.each(-kind.itemsize for kind in self.kinds).astype(np.int16)  # which numpy sorts by its digits
         order = np.argsort(narrow, kind="stable")
-        return _Stored(tuple([self.tensors[place] for place in order.tolist()]), self.kinds, self.numbers[order])
+        return _Stored(tuple(map(self.tensors.__getitem__, order.tolist())), self.kinds, self.numbers[order])
 
 
 def _stored(tensors: Sequence[TensorSpec]) -> _Stored:
@@ -157,7 +158,7 @@ class _Header:
     """A file's header. A plan of 160,000 tensors needs its length alone, which takes a third of the time."""
 
     #: transformers refuses a file whose metadata does not name a framework.
-    _BEGIN = b'{"__metadata__":{"format":"pt"}'
+    _BEGIN = f'{{"{METADATA}":{{"format":"pt"}}'.encode()
 
     def __init__(self, stored: _Stored) -> None:
         self.stored = stored
@@ -192,7 +193,7 @@ class _Header:
 
     @cached_property
     def _length(self) -> int:
-        """Bytes of the JSON."""
+        """Bytes of the JSON. Planning asks for it, and so hears of a tensor that has no place in it."""
         tensors, offsets = self.stored.tensors, self.stored.offsets
         names = _quoted_length([tensor.name for tensor in tensors])
         texts = int(self.stored.each(len(kind.text) for kind in self.stored.kinds).sum())
@@ -205,8 +206,10 @@ def _entry(name: str, kind: str, begin: str, end: str) -> str:
 
 
 def _quoted_length(names: Sequence[str]) -> int:
-    """Characters that the names have in JSON, together."""
+    """Characters that the names have in JSON, together. Raises Unsupported for one that a header has no place for."""
     text = "".join(names)
+    if METADATA in text and METADATA in names:
+        raise Unsupported(f"no tensor of a safetensors file can be called {METADATA}: rename it in the source")
     plain = text.isascii() and not text.encode().translate(None, _PLAIN)
     return len(text) + 2 * len(names) if plain else sum(map(len, map(encode_basestring_ascii, names)))
 
