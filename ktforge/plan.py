@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ class Plan:
 
     @cached_property
     def source_bytes(self) -> int:
-        return total_bytes(t for u in self.units for t in u.source.tensors.values())
+        return total_bytes(chain.from_iterable([u.source.tensors.values() for u in self.units]))
 
     @cached_property
     def output_bytes(self) -> int:
