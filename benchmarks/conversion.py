@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ import numpy as np
 import xxhash
 from inputs import checkpoint, fp8_checkpoint
 from ktforge_plugins import Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
-from rounds import Row, best, ratio_row
+from rounds import Row, best, median_ratios, ratio_row
 
 from ktforge import FileSpec, Pipeline, Plan, TensorSpec, Writer, fileio, native
 
@@ -84,7 +85,7 @@ def two_workers(rounds: int) -> list[Row]:
     output in memory too, which takes the system as long again for its pages."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="ktforge-bench-", dir=MEMORY if MEMORY.is_dir() else None) as name:
-        source, target = fp8_checkpoint(Path(name) / "source", 32), Path(name) / "target"
+        source, target = fp8_checkpoint(Path(name) / "source", 64), Path(name) / "target"
 
         def run(workers: int, writer: Writer) -> None:
             Pipeline(
@@ -97,14 +98,13 @@ def two_workers(rounds: int) -> list[Row]:
             ("computing alone", Nowhere(), 1.8),
             ("written to memory", SafetensorsWriter(path=target, max_shard_size="100MB"), None),
         ):
-            cases = {str(n): lambda n=n, writer=writer: run(n, writer) for n in (1, 2)}
-            wall, cpu = best(cases, rounds), best(cases, rounds, time.process_time)
-            ratio = wall["1"] / wall["2"]
+            one, two = (partial(run, workers, writer) for workers in (1, 2))
+            ratio, cpu = median_ratios(one, two, 2 * rounds, time.perf_counter, time.process_time)
             label = f"two workers, fp8 → kt-amx int4, {what}"
             rows.append(
                 ratio_row(label, ratio, goal, "one worker") if goal else Row(label, f"{ratio:.2f} × one worker")
             )
-            rows.append(Row(f"CPU time of the two, {what}", f"{cpu['2'] / cpu['1']:.2f} × one worker"))
+            rows.append(Row(f"CPU time of the two, {what}", f"{1 / cpu:.2f} × one worker"))
     return rows
 
 

@@ -50,7 +50,8 @@ def _table(rows: list[Row]) -> str:
         "# Results", "",
         f"{_cpu()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; instruction set "
         f"{native.current_isa()}; ktforge {version('ktforge')}, Python {platform.python_version()}, {peers}.",
-        "What is compared was measured side by side, the best of several rounds. Written by `make bench`.", "",
+        "What is compared was measured side by side, the best of several rounds; of two workers and one, the median "
+        "ratio of rounds with one right after the other. Written by `make bench`.", "",
         "| what | measured | goal | reached |", "| --- | --- | --- | --- |", *lines, "",
     ])  # fmt: skip
 
