@@ -144,11 +144,6 @@ class Look:
                     yield entry.cls.name
 
 
-def inspect(folder: Path, registry: Registry) -> Inspection:
-    """Inspects the checkpoint in ``folder``. Raises CheckpointError if it cannot be read."""
-    return describe(Look.at(folder, registry))
-
-
 def describe(look: Look) -> Inspection:
     """What a look shows."""
     return _of_packed(look, look.packed) if look.packed else _of_ordinary(look)

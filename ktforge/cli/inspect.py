@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ktforge.cli.kept import keep
 from ktforge.cli.options import Block, Checkpoint, PluginFiles, installed
 from ktforge.cli.rows import show_rows
 
@@ -25,9 +26,9 @@ def command(
     Exits with 1 if something is wrong with it or nothing can be made of it, after what was found; of one that cannot be
     read at all, such as without a shard, it says why.
     """
-    from ktforge.inspection import inspect
+    from ktforge.inspection import Look, describe
 
-    seen = inspect(checkpoint, installed(block, plugins))
+    seen = describe(keep(Look.at(checkpoint, installed(block, plugins))))
     if as_json:
         typer.echo(json.dumps(seen.to_dict(), indent=2))
     else:

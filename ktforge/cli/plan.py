@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import gc
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ktforge.cli.kept import keep
 from ktforge.cli.options import Block, PipelineFile, PluginFiles, Sets, installed
 from ktforge.cli.rows import show_rows
 
@@ -32,7 +32,7 @@ def command(
 
 def show(plan: Plan, *, as_json: bool, workers: int | None = None) -> None:
     """Prints the plan for so many ``workers`` (default: one a core), then raises PlanError if it has refusals."""
-    _keep(plan)
+    keep(plan)
     if as_json:
         typer.echo(json.dumps(summary(plan), indent=2))
         if plan.problems:
@@ -40,17 +40,6 @@ def show(plan: Plan, *, as_json: bool, workers: int | None = None) -> None:
         return
     show_rows(_rows(plan, workers))
     plan.check()
-
-
-def _keep(plan: Plan) -> None:
-    """The last thing that the process does is to show it: the system takes all memory back at once, while Python would
-    free a million objects one by one, which takes a tenth of the time of the command.
-
-    What refers to itself is freed by the collector of cycles alone, and that does not look at what is frozen.
-    """
-    kept: list[object] = [plan]
-    kept.append(kept)
-    gc.freeze()
 
 
 def summary(plan: Plan) -> dict[str, Any]:

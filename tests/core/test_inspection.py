@@ -12,7 +12,7 @@ from ktforge.checkpoint import PARTIAL
 from ktforge.cli import app
 from ktforge.config import build_pipeline
 from ktforge.dequantize import dequantize_pipeline
-from ktforge.inspection import CONVERSIONS, DEQUANTIZE, TO_BF16, inspect
+from ktforge.inspection import CONVERSIONS, DEQUANTIZE, TO_BF16, Look, describe
 from ktforge.recipes import convert, to_bf16
 from ktforge.starter import starter
 
@@ -28,7 +28,7 @@ def registry():
 
 
 def test_a_bf16_checkpoint(source, registry):
-    seen = inspect(source, registry)
+    seen = describe(Look.at(source, registry))
     assert (seen.model_type, seen.layers, seen.moe_layers, seen.experts) == ("qwen3_moe", 2, (0, 1), 4)
     assert (seen.hidden_size, seen.expert_size, seen.fused) == (256, 512, False)
     assert seen.expert_storage == {"weight BF16": 24} and seen.other_storage == {"weight BF16": 21}
@@ -46,7 +46,7 @@ def test_a_quantised_one_with_prediction_heads_and_copies(tmp_path, registry):
     checkpoints.save_file({"mtp.norm.weight": np.ones(4, np.float32)}, folder / "mtp.safetensors")
     (folder / "original").mkdir()
     (folder / "original" / "consolidated.00.pth").write_bytes(b"x")
-    seen = inspect(folder, registry)
+    seen = describe(Look.at(folder, registry))
     assert seen.expert_storage == {"weight F8_E4M3": 24, "weight_scale_inv F32": 24}
     assert seen.quantization == {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
     assert seen.mtp_bytes == 16 and seen.not_read == ("original/consolidated.00.pth",)
@@ -59,7 +59,7 @@ def test_what_is_wrong_is_said_once(tmp_path, registry):
         name = checkpoints.expert_name(1, expert, "gate")
         data[name] = data[name].astype(np.float64)
     folder = checkpoints.write(tmp_path, data, checkpoints.config(num_experts=5))
-    seen = inspect(folder, registry)
+    seen = describe(Look.at(folder, registry))
     assert refused(seen) == {} and not seen.usable
     stem = "model.layers.1.mlp.experts.1"
     assert seen.problems == (
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said_once(tmp_path, registry):
 def test_what_cannot_be_made_says_why(tmp_path, registry):
     data = checkpoints.fuse(checkpoints.tensors(), transposed=True, interleaved=True, biases=True)
     folder = checkpoints.write(tmp_path / "model", data, checkpoints.config(model_type="gpt_oss"))
-    seen = inspect(folder, registry)
+    seen = describe(Look.at(folder, registry))
     assert seen.fused and seen.problems == () and seen.usable
     assert seen.targets["moe-to-bf16"] == ()
     (reason,) = seen.targets["convert --quant-method int8"]
@@ -94,7 +94,7 @@ def answer(pipeline):
 @pytest.mark.parametrize("name", forms.FORMS)
 def test_the_answers_are_those_of_the_commands(tmp_path, registry, name):
     folder, out = forms.write(tmp_path / "model", name), tmp_path / "out"
-    seen = inspect(folder, registry)
+    seen = describe(Look.at(folder, registry))
     answers = {
         TO_BF16: lambda: build_pipeline(to_bf16(folder, out), registry),
         DEQUANTIZE: lambda: dequantize_pipeline(folder, out, registry),
@@ -110,7 +110,7 @@ def test_the_answers_are_those_of_the_commands(tmp_path, registry, name):
 
 
 def test_a_dense_model_says_what_can_be_made_of_it(tmp_path, registry):
-    seen = inspect(forms.write(tmp_path, "dense fp8"), registry)
+    seen = describe(Look.at(forms.write(tmp_path, "dense fp8"), registry))
     assert [t for t, reasons in seen.targets.items() if not reasons] == [
         "preprocess: [{use: fp8}]",
         "convert --quant-method rawint4",
@@ -139,7 +139,7 @@ def test_a_dense_model_says_what_can_be_made_of_it(tmp_path, registry):
 )
 def test_outputs_are_called_by_their_names(tmp_path, registry, name, packed, nodes, known):
     folder = forms.OUTPUTS[name](tmp_path)
-    seen = inspect(folder, registry)
+    seen = describe(Look.at(folder, registry))
     assert (seen.packed, seen.numa_nodes, seen.problems) == (packed, nodes, ())
     assert seen.made_from == (str(tmp_path / "source") if known else None)
     assert (seen.targets[DEQUANTIZE] == ()) == (packed is not None)
@@ -165,7 +165,7 @@ def test_an_output_with_a_hole_says_so(tmp_path, registry):
     folder = forms.OUTPUTS["kt files"](tmp_path)
     for part in folder.glob("_layer_1/_numa_0/*_3_*.kt"):
         part.unlink()
-    seen = inspect(folder, registry)
+    seen = describe(Look.at(folder, registry))
     assert seen.packed == "kt-amx-int8/1" and not seen.usable
     assert seen.problems == ("layer 1: expert 3 missing; config.json announces 4",)
 
@@ -175,11 +175,11 @@ def test_an_unfinished_output_is_called_one(tmp_path, registry):
     journal = {"journal": "ktforge-journal/1", "overwrite": True, "fingerprint": {"formats": ["kt-amx-int8/1"]}}
     (folder / PARTIAL).mkdir(exist_ok=True)
     (folder / PARTIAL / "journal.jsonl").write_text(json.dumps(journal) + "\n" + '{"written": {"a": "0"}}\n')
-    assert inspect(folder, registry).replacement == "kt-amx-int8/1; 1 tensor written"
+    assert describe(Look.at(folder, registry)).replacement == "kt-amx-int8/1; 1 tensor written"
     for path in (*folder.glob("*.safetensors"), folder / "config.json"):
         path.unlink()
     with pytest.raises(CheckpointError) as caught:
-        inspect(folder, registry)
+        describe(Look.at(folder, registry))
     assert caught.value.problems == (
         f"{folder} is an unfinished output of ktforge (kt-amx-int8/1; 1 tensor written): run the same command again, "
         "which goes on where it stopped, or with --restart, which begins anew",
