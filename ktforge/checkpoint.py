@@ -151,7 +151,10 @@ class CheckpointFolder:
 
     def _point_below(self, pattern: str) -> None:
         """Raises CheckpointError where weights are in sub-folders only, and names those."""
-        below = sorted({p.parent for p in self.path.rglob(pattern) if not p.name.startswith(".")})
+        found = (p for depth in range(1, 4) for p in self.path.glob("*/" * depth + pattern))  # it may be a whole disk
+        below = sorted(
+            {p.parent for p in found if not any(part.startswith(".") for part in p.relative_to(self.path).parts)}
+        )
         if below:
             folders = ", ".join(map(str, below[:5])) + (" …" if len(below) > 5 else "")
             raise CheckpointError(f"{self.path} has no index, and {pattern} only in sub-folders: give one of {folders}")
@@ -307,7 +310,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
             raise CheckpointError(pointer)
         value = parse_json(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        raise CheckpointError(f"{path} is missing: download it again, or give the folder that holds it") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

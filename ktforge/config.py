@@ -41,7 +41,9 @@ def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> P
             raise ConfigError(f"{path} has over {SIZE_LIMIT:,} bytes: it is no pipeline file")
         data = _parse(content.decode("utf-8"), str(path))
     except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder: `ktforge init {path} > pipeline.yaml` writes a file for it") from None
+        raise ConfigError(
+            f"{path} is a folder: `ktforge init {path} > pipeline.yaml` writes a file for a checkpoint"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}") from error

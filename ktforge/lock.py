@@ -52,10 +52,8 @@ def _acquire(path: Path) -> int:
         except FileNotFoundError:  # the run before has removed the folder just now
             continue
         try:
-            held = _held_by_another(descriptor)
-            owner = _owner(descriptor)
-            if held or (owner and not _is_here(owner)):  # elsewhere, whether its process lives is not known
-                raise OutputError(_refusal(path, owner, alive=held))
+            if taken := _taken(descriptor, path):
+                raise OutputError(taken)
             if _is_at(descriptor, path):
                 files.truncate(descriptor, 0, path)
                 return descriptor
@@ -63,6 +61,26 @@ def _acquire(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its owner has removed it meanwhile: a lock on it keeps nobody out
+
+
+def held(staging: Path) -> str | None:
+    """Why a run could not have the lock of a staging folder now; None if it could."""
+    path = staging / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return _taken(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, path: Path) -> str | None:
+    alive, owner = _held_by_another(descriptor), _owner(descriptor)
+    if alive or (owner and not _is_here(owner)):  # elsewhere, whether its process lives is not known
+        return _refusal(path, owner, alive=alive)
+    return None
 
 
 def _held_by_another(descriptor: int) -> bool:

@@ -23,7 +23,7 @@ from ktforge.checkpoint import PARTIAL, UNFINISHED
 from ktforge.errors import CheckpointError, OutputError, PluginError
 from ktforge.growing import Growing, add_range
 from ktforge.journal import JOURNAL, Journal, check_unchanged, fingerprint
-from ktforge.lock import locked
+from ktforge.lock import held, locked
 from ktforge.publish import discard, nested_weights, publish, published, stage_documents, staged
 from ktforge.sizes import counted
 from ktforge.sourcewatch import UNREADABLE
@@ -66,6 +66,8 @@ def outlook(folder: Path, plan: Plan) -> str | None:
 
     Raises CheckpointError if a source file is no longer the one that was planned with.
     """
+    if other := held(folder / PARTIAL):
+        return other
     journal = Journal(folder / PARTIAL / JOURNAL)
     if journal.fingerprint:
         again = _again(folder, journal)

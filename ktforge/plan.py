@@ -25,7 +25,7 @@ from ktforge.output import check_output, outlook
 from ktforge.quantization import quantization_config
 from ktforge.registry import blame
 from ktforge.rules import Targets
-from ktforge.sizes import size_text
+from ktforge.sizes import counted, size_text
 from ktforge.source import Source, read_source
 from ktforge.stencils import plan_units
 from ktforge.tensors import FileSpec, SourceFile, TensorSpec, total_bytes
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ktforge.pipeline import Pipeline
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What a run will do. ``problems`` holds one sentence per refusal; a plan with any cannot be run.
 
@@ -52,6 +52,11 @@ class Plan:
     sources: tuple[SourceFile, ...]
     left_out: tuple[TensorSpec, ...]
     problems: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """In one line: what it holds has a million."""
+        what = f"{counted(len(self.units), 'unit')}, {counted(len(self.files), 'file')}"
+        return f"<Plan: {what}, {counted(len(self.problems), 'problem')}>"
 
     def check(self) -> None:
         """Raises PlanError with all problems, if there are any."""
@@ -71,6 +76,11 @@ class Plan:
     @cached_property
     def source_bytes(self) -> int:
         return total_bytes(chain.from_iterable([u.source.tensors.values() for u in self.units]))
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """``source_bytes`` as the source's files have them: fewer where the loader unpacks what it reads."""
+        return min(self.source_bytes, sum(f.nbytes for f in self.sources) or self.source_bytes)
 
     @cached_property
     def output_bytes(self) -> int:

@@ -44,7 +44,8 @@ def read_source(loader: Loader) -> Source:
         config = attempt(loader.config)
         model = attempt(lambda: read_model_config(config)) if config is not None else None
         tensors = attempt(lambda: _scanned(loader))
-        side_files = attempt(lambda: tuple(loader.side_files()))
+        # Where there is neither, it is some folder, and may be a whole disk to walk through.
+        side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
     if tensors is not None and config is not None:
         if model is None:

@@ -57,10 +57,11 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
         progress.stop()
         signal.signal(signal.SIGINT, before)
     seconds = time.perf_counter() - started
+    read = progress.done * plan.stored_bytes / max(1, plan.source_bytes)
     what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "tensor")
     print(
-        f"{pipeline.writer.folder()}: {what}, {size_text(plan.source_bytes)} → "
-        f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(progress.done / seconds))}/s)"
+        f"{pipeline.writer.folder()}: {what}, {size_text(plan.stored_bytes)} → "
+        f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(read / seconds))}/s)"
     )
 
 
@@ -85,7 +86,7 @@ class _Interrupts:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._seen:
             cursor = b"\x1b[?25h" if sys.stderr.isatty() else b""  # the bar hides it
-            os.write(2, cursor + b"\nstopped: the same command goes on where this one was\n")
+            os.write(2, cursor + b"\nstopped: the same command goes on behind what this one has saved\n")
             os._exit(130)  # what is not in the journal yet is written again
         self._seen = True
         os.write(2, b"\nstopping when the units in flight are written; Ctrl-C again to stop at once\n")

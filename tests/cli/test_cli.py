@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from ktforge import Registry
 from ktforge.cli import app
+from ktforge.sizes import size_text
 
 
 def ktforge(*arguments, **environment):
@@ -137,7 +138,10 @@ def test_options_that_contradict_each_other(source, out, options):
 def test_dequantize(source, tmp_path):
     packed, back = tmp_path / "packed", tmp_path / "back"
     assert convert(source, packed).returncode == 0
-    assert ktforge("dequantize", "--input-path", packed, "--output", back).returncode == 0
+    done = ktforge("dequantize", "--input-path", packed, "--output", back)
+    assert done.returncode == 0
+    files = sum(path.stat().st_size for path in packed.glob("*.safetensors"))
+    assert f", {size_text(files)} → " in done.stdout, "what is read, not what it is unpacked to"
     made, data = checkpoints.load_output(back), checkpoints.tensors()
     assert {n: a.shape for n, a in made.items()} == {n: a.shape for n, a in data.items()}
     refused(ktforge("dequantize", "--input-path", source, "--output", tmp_path / "x"), "holds no packed weights")

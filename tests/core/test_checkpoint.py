@@ -71,6 +71,25 @@ def test_without_an_index_sub_folders_are_only_pointed_to(folder):
     assert refusals(folder) == ["DIR has no index, and *.safetensors only in sub-folders: give one of DIR/fp32"]
 
 
+def test_a_folder_without_a_checkpoint_is_not_walked_through(folder, monkeypatch):
+    """It may be a home directory or a whole disk."""
+    (folder / "one" / "two" / "three").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    for number, shard in enumerate(sorted(folder.glob("*.safetensors"))):
+        shard.rename(folder / ("one/two/three" if number else ".hidden") / shard.name)
+    (folder / INDEX).unlink()
+    (folder / "config.json").unlink()
+
+    def walked(*arguments):
+        raise AssertionError("all files below were looked for")
+
+    monkeypatch.setattr(type(folder), "rglob", walked)
+    assert refusals(folder) == [
+        "DIR/config.json is missing: download it again, or give the folder that holds it",
+        "DIR has no index, and *.safetensors only in sub-folders: give one of DIR/one/two/three",
+    ]
+
+
 @pytest.mark.parametrize("index", [True, False])
 def test_copies_under_the_publishers_names_are_left_alone(folder, index):
     data = {"layers.0.attention.wq.weight": np.zeros((4, 4), BF16)}
@@ -170,7 +189,7 @@ def test_places_that_are_no_checkpoint(tmp_path, folder):
     (folder / "config.json").unlink()
     (folder / "model-00002-of-00003.safetensors").unlink()
     assert refusals(folder) == [
-        "DIR/config.json is missing",
+        "DIR/config.json is missing: download it again, or give the folder that holds it",
         f"DIR/{INDEX} names model-00002-of-00003.safetensors, which is missing: download it again",
     ]
 

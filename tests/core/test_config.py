@@ -152,7 +152,9 @@ def test_all_errors_come_at_once(tmp_path, registry):
 
 
 def test_a_checkpoint_in_place_of_a_pipeline_file_is_pointed_to_init(tmp_path):
-    with pytest.raises(ConfigError, match=r"is a folder: `ktforge init \S+ > pipeline.yaml` writes a file for it"):
+    with pytest.raises(
+        ConfigError, match=r"is a folder: `ktforge init \S+ > pipeline.yaml` writes a file for a checkpoint"
+    ):
         load_pipeline(tmp_path, Registry())
 
 

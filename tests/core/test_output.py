@@ -62,6 +62,8 @@ def test_a_plan_says_what_a_run_would_do_about_the_folder(source, out):
     assert made.plan().outlook() == said
     refused = pipeline(source, SafetensorsWriter(path=out), threadpool_count=3).plan()
     assert refused.problems and refused.outlook() is None
+    units = len(refused.units)
+    assert repr(refused) == f"<Plan: {units} units, 0 files, {len(refused.problems)} problem>", "one line, in a shell"
 
 
 def test_a_plan_says_how_an_unfinished_output_goes_on(source, out):

@@ -21,7 +21,7 @@ PHASES = {
     "publishing": (files, "rename", 1),
 }
 ASKED = b"stopping when the units in flight are written; Ctrl-C again to stop at once"
-STOPPED = b"stopped: the same command goes on where this one was"
+STOPPED = b"stopped: the same command goes on behind what this one has saved"
 
 
 @pytest.fixture(scope="module")

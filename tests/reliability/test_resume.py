@@ -52,6 +52,10 @@ def unfinished(checkpoint, out, number=100):
     return out
 
 
+def outlook(checkpoint, out):
+    return pipeline(checkpoint, SafetensorsWriter(path=out)).plan().outlook()
+
+
 class Seen:
     def __init__(self):
         self.resumed, self.written = [], []
@@ -345,9 +349,14 @@ def test_one_run_at_a_time(tiny, out):
         fcntl.flock(opened, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="is being written by process 4711 on elsewhere: wait for it"):
             convert(tiny, out, Disk())
+        assert outlook(tiny, out) == (
+            f"{out} is being written by process 4711 on elsewhere: wait for it, or choose another folder"
+        )
     with pytest.raises(OutputError, match=rf"whether that still runs cannot be seen from here: .* remove {held}"):
         convert(tiny, out, Disk())
+    assert f"remove {held}" in outlook(tiny, out)
     held.unlink()
+    assert outlook(tiny, out) is None
     convert(tiny, out, Disk())
 
 
