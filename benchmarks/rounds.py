@@ -34,8 +34,8 @@ def best(
 def median_ratios(
     one: Callable[[], object], other: Callable[[], object], rounds: int, *clocks: Callable[[], float]
 ) -> list[float]:
-    """How many times what ``other`` takes ``one`` takes, by each clock: the median of rounds in which one runs right
-    after the other. For what needs more cores than the other: the best of many rounds finds one core free sooner than
+    """The time of ``one`` by that of ``other``, on each clock: the median of rounds in which one runs right after the
+    other. For what needs more cores than the other: the best of many rounds finds one core free sooner than
     two."""
     found = []
     for _ in range(rounds):

@@ -48,8 +48,9 @@ class Grouping:
 
 
 def canonical(name: str) -> str:
-    """The name without a multimodal wrapper's ``language_model.``."""
-    return name.replace(WRAPPER, "", 1)
+    """The name without a multimodal wrapper's ``language_model.``, which stands before the layers."""
+    before, layers, behind = name.partition("layers.")
+    return before.replace(WRAPPER, "", 1) + layers + behind
 
 
 def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:

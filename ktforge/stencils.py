@@ -25,8 +25,8 @@ from ktforge.unitplan import PlannedUnit, Result, plan_unit
 #: Layer and expert of a plan that serves many: larger than names have (architectures.py reads six digits).
 LAYER, EXPERT = 900_000_001, 900_000_002
 _LAYER, _EXPERT = str(LAYER), str(EXPERT)
-#: Kinds of units of the same roles that are looked for, each time among all that are left; a model has some thirty.
-MOST_KINDS = 100
+#: Where fewer than one of so many units is like the first, their names are looked at one by one.
+FEW = 8
 
 T = TypeVar("T")
 
@@ -48,28 +48,41 @@ def _kinds(units: Sequence[UnitSpec], key: Callable[[UnitSpec], Hashable]) -> It
     found: defaultdict[Hashable, list[int]] = defaultdict(list)
     for place, unit in enumerate(units):
         found[key(unit)].append(place)
-    for same_key, places in found.items():
-        left = 0 if same_key is None else MOST_KINDS
-        while places and left:
-            alike = _like_first([units[place] for place in places])
-            yield list(compress(places, alike))
-            places = list(compress(places, map(not_, alike)))
-            left -= 1
-        yield from ([place] for place in places)
+    yield from ([place] for place in found.pop(None, ()))
+    for rest in found.values():
+        worth = True  # looking at all that are left, for those that are like the first
+        while rest and worth:
+            like = _like_first([units[place] for place in rest])
+            kind = list(compress(rest, like))
+            yield kind
+            worth = len(kind) * FEW >= len(rest)
+            rest = list(compress(rest, map(not_, like)))
+        kinds: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for place in rest:
+            numberless = _numberless(units[place])
+            stored = numberless and [(*t[:3], _memory_offset(t)) for t in numberless.tensors.values()]
+            kinds[place if numberless is None else (numberless.name, *(stored or ()))].append(place)
+        yield from kinds.values()
 
 
 def _like_first(units: Sequence[UnitSpec]) -> Sequence[bool]:
     """Whether each of ``units``, which have the same roles, is the first one with other numbers."""
-    kind = _numberless(units[0])
-    if kind is None:
+    first = _numberless(units[0])
+    if first is None:
         return [True, *[False] * (len(units) - 1)]
     numbers = _Numbers(units)
-    alike = map(eq, numbers.into(kind.name), [unit.name for unit in units])
-    for role, tensor in kind.tensors.items():
+    like = map(eq, numbers.into(first.name), [unit.name for unit in units])
+    for role, tensor in first.tensors.items():
         wanted = zip(numbers.into(tensor.name), repeat(tensor.dtype), repeat(tensor.shape), strict=False)
-        stored = map(itemgetter(0, 1, 2), [unit.tensors[role] for unit in units])
-        alike = map(and_, alike, map(eq, wanted, stored))
-    return [True, *list(alike)[1:]]
+        tensors = [unit.tensors[role] for unit in units]
+        like = map(and_, like, map(eq, wanted, map(itemgetter(0, 1, 2), tensors)))
+        like = map(and_, like, map(eq, repeat(_memory_offset(tensor)), map(_memory_offset, tensors)))
+    return [True, *list(like)[1:]]
+
+
+def _memory_offset(tensor: TensorSpec) -> int | None:
+    """Where a tensor lies that is in no file, which a plan does not tell from a number; None for one that is."""
+    return tensor.offset if tensor.file is None else None
 
 
 class _Planner:
@@ -93,7 +106,7 @@ class _Planner:
         try:
             return plan_unit(self._pipeline, unit, self._model, self._targets)
         except Unsupported as refusal:
-            return refusal
+            return Unsupported(*refusal.problems)  # a new one: a traceback holds all that its frames do
 
     def plan(self, units: Sequence[UnitSpec]) -> Iterable[PlannedUnit | Unsupported]:
         """The plans of units of one kind, that of the first one twice: as its kind's, and by itself.
@@ -103,17 +116,18 @@ class _Planner:
         """
         first, *rest = units
         alone = self.alone(first)
-        made = self._alike(first, alone, rest) if rest and isinstance(alone, PlannedUnit) else None
+        made = self._by_kind(first, alone, rest) if rest and isinstance(alone, PlannedUnit) else None
         return [alone, *(map(self.alone, rest) if made is None else made)]
 
-    def _alike(
+    def _by_kind(
         self, first: UnitSpec, alone: PlannedUnit, rest: Sequence[UnitSpec]
     ) -> Iterable[PlannedUnit | Unsupported] | None:
         """The plans of ``rest``, made of what is planned for the kind of ``first``; None if that is not ``alone``."""
         try:
             kind = _numberless(first)
-            plan = kind and plan_unit(self._pipeline, kind, self._model, self._targets.fresh())
-            if plan is None or _Columns(plan, [first]).plans() != [alone]:
+            assert kind is not None, "only a unit with its numbers in its names has others of its kind"
+            plan = plan_unit(self._pipeline, kind, self._model, self._targets.fresh())
+            if _Columns(plan, [first]).plans() != [alone]:
                 return None
         except (Unsupported, PluginError, _Unclear):
             return None
@@ -208,12 +222,12 @@ class _Columns:
 
     def _tensors(self, tensor: TensorSpec) -> Sequence[TensorSpec]:
         """A tensor that is in a file is one of the source's, or made of one and lies where that does."""
-        if tensor.file is None:
-            return named_tuples(TensorSpec, self._numbers.into(tensor.name), *map(repeat, tensor[1:]))
         stored = self._plan.source.tensors
         for role, there in stored.items():
             if tensor == there:
                 return [source.tensors[role] for source in self._sources]
+        if tensor.file is None:
+            return named_tuples(TensorSpec, self._numbers.into(tensor.name), *map(repeat, tensor[1:]))
         for role, there in stored.items():
             within = tensor.offset - there.offset
             if tensor.file == there.file and 0 <= within < max(1, there.nbytes):

@@ -87,6 +87,12 @@ def test_a_wrapper_prefix_is_dropped_and_text_config_is_read():
         assert grouping.problems.lines() == ()
 
 
+def test_a_wrapper_prefix_within_a_layer_is_none():
+    data = {n.replace(".experts.3.", ".experts.language_model.3."): a for n, a in checkpoints.tensors().items()}
+    plan = Pipeline(loader=MemoryLoader(tensors=data, model=checkpoints.config()), writer=MemoryWriter()).plan()
+    assert plan.problems[0] == "layer 0: expert 3 missing; config.json announces 4"
+
+
 def test_an_unknown_model_type_is_matched_by_its_names():
     model = read_model_config(checkpoints.config(model_type="brand_new"))
     data = [TensorSpec(n, a.dtype, a.shape) for n, a in checkpoints.tensors().items()]

@@ -1,9 +1,13 @@
 """What one plan serves many for is what each of them would have been planned as by itself."""
 
+from pathlib import Path
+
 import checkpoints
 import forms
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ktforge_plugins import (
     CompressedTensors,
     Int4,
@@ -14,8 +18,9 @@ from ktforge_plugins import (
     SplitExperts,
 )
 
-from ktforge import Pipeline, PluginError, Rule, Unsupported, stencils
+from ktforge import Pipeline, PluginError, Rule, TensorSpec, Unsupported, stencils
 from ktforge.grouping import group
+from ktforge.modelconfig import read_model_config
 from ktforge.rules import Targets
 from ktforge.source import read_source
 from ktforge.stages import alike
@@ -24,6 +29,7 @@ from ktforge.unitplan import plan_unit
 
 PREPROCESS = (SplitExperts(), MoeToBf16())
 KT = {"quantize": Int4(), "layout": KtAmx()}
+ANY_MODEL = read_model_config(checkpoints.config(num_hidden_layers=3))
 STANDARD = {"quantize": Int4(group_size=32), "layout": CompressedTensors()}
 
 
@@ -68,6 +74,57 @@ def test_one_plan_serves_all_experts_and_layers(monkeypatch, loader, stages):
     # Each kind costs two plans: of numbers that stand for any, and of the first unit, to compare. With two layers
     # that saves something of separate experts alone.
     assert planned <= units
+
+
+NUMBERS = [str(stencils.LAYER), str(stencils.EXPERT), "0", "1", "x.0", "x.1.y"]
+PLACES = st.tuples(st.sampled_from([None, Path("a"), Path("b")]), st.integers(0, 3))
+PARAMETERS = st.sampled_from(["weight", "bias", "0", "weight_scale_inv"])
+OTHERS = st.tuples(
+    st.integers(0, 2), st.sampled_from([*NUMBERS, "self_attn.q_proj", "experts.1"]), PARAMETERS,
+    st.sampled_from([(4, 4), (8,), (256, 256), (0, 4)]), PLACES,
+)  # fmt: skip
+EXPERTS = st.tuples(
+    st.integers(0, 2), st.integers(0, 3), st.sampled_from(sorted(checkpoints.PROJECTIONS)),
+    st.sampled_from(["model.", ""]), st.sampled_from(["weight"] * 9 + NUMBERS[:4]), st.booleans(), PLACES,
+)  # fmt: skip
+
+
+@given(st.lists(EXPERTS, min_size=1, max_size=30), st.lists(OTHERS, max_size=20), st.sampled_from([{}, KT, STANDARD]))
+def test_whatever_the_names_shapes_and_places(experts, others, stages):
+    """Names that hold the numbers that stand for any, refusals among the plans, tensors in files and in memory."""
+    found = {}
+    for layer, expert, projection, prefix, parameter, odd, place in experts:
+        name = checkpoints.expert_name(layer, expert, projection).removeprefix("model.").removesuffix("weight")
+        rows, columns = checkpoints.SIZE, checkpoints.HIDDEN
+        shape = (4, 4) if odd else (columns, rows) if projection == "down" else (rows, columns)
+        found[f"{prefix}{name}{parameter}"] = shape, place
+    for layer, middle, parameter, shape, place in others:
+        found[f"model.layers.{layer}.{middle}.{parameter}"] = shape, place
+    model = checkpoints.config(num_hidden_layers=3)
+    units = group([TensorSpec(n, checkpoints.BF16, s, *p) for n, (s, p) in found.items()], ANY_MODEL).ordered(True)
+    pipeline = Pipeline(
+        loader=MemoryLoader(tensors={}, model=model), writer=MemoryWriter(), preprocess=PREPROCESS, **stages
+    )
+    bound = pipeline.bound(model)
+    targets = Targets(bound.quantize, bound.rules, dense=False)
+    for unit, made in zip(units, stencils.plan_units(bound, units, ANY_MODEL, targets), strict=True):
+        try:
+            expected = plan_unit(bound, unit, ANY_MODEL, targets)
+        except Unsupported as refusal:
+            assert isinstance(made, Unsupported) and made.problems == refusal.problems
+        else:
+            assert made == expected and made.source is unit
+
+
+@pytest.mark.parametrize("kinds", [5, 300])
+def test_kinds_are_planned_once_however_many_there_are(monkeypatch, kinds):
+    data = {
+        f"model.layers.{layer}.odd{kind}.weight": np.zeros((1, 1 + kind), np.float32)
+        for layer in range(4) for kind in range(kinds)
+    }  # fmt: skip
+    data |= checkpoints.tensors()
+    planned, units = compare(monkeypatch, MemoryLoader(tensors=data, model=checkpoints.config(num_hidden_layers=4)))
+    assert planned < 2 * kinds + 30 < units + 30
 
 
 def test_twice_as_many_layers_need_no_more_plans(monkeypatch):

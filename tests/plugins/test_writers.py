@@ -52,7 +52,7 @@ def test_shards_and_index(source, out, limit):
 NAMES = st.text(min_size=1, max_size=40).filter(lambda name: name != "__metadata__") | st.sampled_from(
     ['a"quote', "back\\slash", "ümlaut", "𝄞", "new\nline", "x" * 500]
 )
-SHAPES = st.lists(st.sampled_from([0, 1, 3, 9, 10, 11, 99, 100, 4096, 10**6]), max_size=3).map(tuple)
+SHAPES = st.lists(st.sampled_from([0, 1, 3, 9, 10, 11, 99, 100, 4096, 10**5]), max_size=3).map(tuple)
 DTYPE = st.sampled_from(sorted(DTYPES)).map(DTYPES.__getitem__)
 
 
@@ -61,6 +61,18 @@ def test_a_tensor_that_a_header_has_no_place_for(out):
     loader = MemoryLoader(tensors=tensors, model=checkpoints.config())
     plan = Pipeline(loader=loader, writer=SafetensorsWriter(path=out)).plan()
     assert plan.problems == ("no tensor of a safetensors file can be called __metadata__: rename it in the source",)
+
+
+@given(st.lists(st.integers(0, 12), max_size=30), st.integers(1, 20))
+def test_a_shard_ends_where_the_next_tensor_would_take_it_over_the_limit(sizes, limit):
+    tensors = [TensorSpec(f"{i:02}", np.dtype(np.uint8), (n,)) for i, n in enumerate(sizes)]
+    expected, size = [[]], 0
+    for tensor in tensors:
+        if expected[-1] and size + tensor.nbytes > limit:
+            expected, size = [*expected, []], 0
+        expected[-1].append(tensor)
+        size += tensor.nbytes
+    assert [list(f.tensors) for f in SafetensorsWriter(path="out", max_shard_size=limit).plan(tensors, [])] == expected
 
 
 def test_more_bytes_than_there_are(out):

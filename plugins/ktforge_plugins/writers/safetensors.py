@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, starmap
+from itertools import count
 from json.encoder import encode_basestring_ascii
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import BeforeValidator, Field
@@ -32,7 +32,7 @@ def _bytes(value: object) -> object:
 
 #: Entries of a header that are written at a time.
 BLOCK = 2048
-#: No file system has more, and sums of sizes stay below 2^63.
+#: Far more than anyone has, and sums of sizes stay below 2^63.
 MOST_BYTES = 1 << 62
 #: What stands in JSON as it is.
 _PLAIN = bytes(c for c in range(0x20, 0x7F) if chr(c) not in '"\\')
@@ -75,56 +75,45 @@ def index_json(files: Iterable[FileSpec]) -> bytes:
     return (json.dumps(index, indent=2) + "\n").encode()
 
 
-class _Kind(NamedTuple):
-    """What tensors of one dtype and shape have in common: what a header says of it, and its bytes."""
-
-    text: str
-    nbytes: int
-    itemsize: int
-
-
-def _kind(dtype: np.dtype, shape: tuple[int, ...]) -> _Kind:
-    text = f'"dtype":"{dtype_name(dtype)}","shape":[{",".join(map(str, shape))}]'
-    return _Kind(text, TensorSpec("", dtype, shape).nbytes, dtype.itemsize)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Stored:
-    """Tensors one behind the other, and which of the ``kinds`` each one is of: a hundred thousand have a dozen kinds,
-    so what they have in common is looked up for all of them at once."""
+    """Tensors one behind the other. What a header says of their dtypes and shapes is in ``texts``: a hundred thousand
+    have a dozen. For each tensor ``numbers`` has the place of its text, the text's length, and its bytes: of itself and
+    of an element."""
 
     tensors: Sequence[TensorSpec]
-    kinds: Sequence[_Kind]
+    texts: Sequence[str]
     numbers: np.ndarray
 
-    def each(self, values: Iterable[int]) -> np.ndarray:
-        """The value of each tensor, given that of each kind."""
-        return np.array(list(values), np.int64)[self.numbers]
+    @property
+    def text_lengths(self) -> int:
+        return int(self.numbers[1].sum())
 
     @cached_property
     def offsets(self) -> Sequence[int]:
         """Where each tensor begins, and where the last one ends."""
-        return [0, *np.cumsum(self.each(kind.nbytes for kind in self.kinds)).tolist()]
+        return [0, *np.cumsum(self.numbers[2]).tolist()]
 
     def part(self, places: slice) -> _Stored:
-        return _Stored(self.tensors[places], self.kinds, self.numbers[places])
+        return _Stored(self.tensors[places], self.texts, self.numbers[:, places])
 
     def widest_first(self) -> _Stored:
         """As the safetensors library orders a file: then every tensor is aligned to its own element type."""
-        narrow = self.each(-kind.itemsize for kind in self.kinds).astype(np.int16)  # which numpy sorts by its digits
-        order = np.argsort(narrow, kind="stable")
-        return _Stored(tuple(map(self.tensors.__getitem__, order.tolist())), self.kinds, self.numbers[order])
+        order = np.argsort(-self.numbers[3].astype(np.int16), kind="stable")  # numpy sorts these by their digits
+        return _Stored(tuple(map(self.tensors.__getitem__, order.tolist())), self.texts, self.numbers[:, order])
 
 
 def _stored(tensors: Sequence[TensorSpec]) -> _Stored:
-    """Raises Unsupported for more bytes than a file system has."""
+    """Raises Unsupported for more bytes than there can be."""
     known: defaultdict[tuple[np.dtype, tuple[int, ...]], int] = defaultdict(count().__next__)
-    numbers = np.fromiter(map(known.__getitem__, map(itemgetter(1, 2), tensors)), np.intp, len(tensors))
-    kinds = list(starmap(_kind, known))
-    total = sum(kind.nbytes * times for kind, times in zip(kinds, np.bincount(numbers).tolist(), strict=True))
+    places = np.fromiter(map(known.__getitem__, map(itemgetter(1, 2), tensors)), np.int64, len(tensors))
+    texts = [f'"dtype":"{dtype_name(dtype)}","shape":[{",".join(map(str, shape))}]' for dtype, shape in known]
+    sizes = [TensorSpec("", *kind).nbytes for kind in known]
+    total = sum(size * times for size, times in zip(sizes, np.bincount(places).tolist(), strict=True))
     if total > MOST_BYTES:
         raise Unsupported(f"the output would have {total:,} bytes, which no file system holds")
-    return _Stored(tensors, kinds, numbers)
+    of_kinds = np.array([range(len(known)), list(map(len, texts)), sizes, [dtype.itemsize for dtype, _ in known]])
+    return _Stored(tensors, texts, of_kinds.astype(np.int64)[:, places])
 
 
 def _shards(offsets: Sequence[int], limit: int) -> list[slice]:
@@ -135,7 +124,7 @@ def _shards(offsets: Sequence[int], limit: int) -> list[slice]:
         stop = max(start + 1, bisect_right(offsets, offsets[start] + limit) - 1)
         shards.append(slice(start, stop))
         start = stop
-    return shards
+    return shards or [slice(0, 0)]
 
 
 def _file(path: str, stored: _Stored) -> FileSpec:
@@ -174,9 +163,9 @@ class _Header:
             block = self.stored.part(slice(start, start + BLOCK))
             bounds = list(map(str, self.stored.offsets[start : start + BLOCK + 1]))
             entries = [
-                _entry(encode_basestring_ascii(tensor.name), block.kinds[number].text, begin, end)
+                _entry(encode_basestring_ascii(tensor.name), block.texts[number], begin, end)
                 for tensor, number, begin, end in zip(
-                    block.tensors, block.numbers.tolist(), bounds, bounds[1:], strict=False
+                    block.tensors, block.numbers[0].tolist(), bounds, bounds[1:], strict=False
                 )
             ]
             parts.append("".join(entries).encode())
@@ -196,7 +185,7 @@ class _Header:
         """Bytes of the JSON. Planning asks for it, and so hears of a tensor that has no place in it."""
         tensors, offsets = self.stored.tensors, self.stored.offsets
         names = _quoted_length([tensor.name for tensor in tensors])
-        texts = int(self.stored.each(len(kind.text) for kind in self.stored.kinds).sum())
+        texts = self.stored.text_lengths
         bounds = _digits(offsets[:-1]) + _digits(offsets[1:])
         return len(self._BEGIN) + len(tensors) * len(_entry("", "", "", "")) + names + texts + bounds + len(b"}")
 
