@@ -100,12 +100,20 @@ def test_whatever_the_names_shapes_and_places(experts, others, stages):
         found[f"{prefix}{name}{parameter}"] = shape, place
     for layer, middle, parameter, shape, place in others:
         found[f"model.layers.{layer}.{middle}.{parameter}"] = shape, place
-    model = checkpoints.config(num_hidden_layers=3)
-    units = group([TensorSpec(n, checkpoints.BF16, s, *p) for n, (s, p) in found.items()], ANY_MODEL).ordered(True)
-    pipeline = Pipeline(
-        loader=MemoryLoader(tensors={}, model=model), writer=MemoryWriter(), preprocess=PREPROCESS, **stages
-    )
-    bound = pipeline.bound(model)
+    check([TensorSpec(n, checkpoints.BF16, s, *p) for n, (s, p) in found.items()], stages)
+
+
+@pytest.mark.parametrize("stages", [{}, KT, STANDARD], ids=["bf16", "kt-amx", "compressed-tensors"])
+def test_tensors_in_memory_that_are_found_by_an_offset(stages):
+    arrays = checkpoints.tensors().items()
+    check([TensorSpec(n, a.dtype, a.shape, None, place) for place, (n, a) in enumerate(arrays)], stages)
+
+
+def check(specs, stages):
+    """That each unit of these tensors has the plan, or the refusal, that it has by itself."""
+    units = group(specs, ANY_MODEL).ordered(True)
+    loader = MemoryLoader(tensors={}, model=checkpoints.config(num_hidden_layers=3))
+    bound = Pipeline(loader=loader, writer=MemoryWriter(), preprocess=PREPROCESS, **stages).bound(loader.config())
     targets = Targets(bound.quantize, bound.rules, dense=False)
     for unit, made in zip(units, stencils.plan_units(bound, units, ANY_MODEL, targets), strict=True):
         try:
