@@ -22,7 +22,8 @@ from inputs import checkpoint, fp8_checkpoint
 from ktforge_plugins import Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 from rounds import Row, best, median_ratios, ratio_row
 
-from ktforge import FileSpec, Pipeline, Plan, TensorSpec, Writer, fileio, native
+from ktforge import FileSpec, Pipeline, Plan, TensorSpec, Writer, native
+from ktforge.disk import system
 
 #: A file system in memory.
 MEMORY = Path("/dev/shm")
@@ -144,7 +145,7 @@ def _profile(source: Path, target: Path) -> list[Row]:
         watched = [
             (SafetensorsLoader, "read", "read"), (SafetensorsLoader, "release", "read"),
             (native, "absmax_kt_amx", "kernel"), (os, "pwrite", "write"),
-            (os, "fsync", "write"), (fileio, "_sync_file_range", "write"), (fileio, "_fallocate", "write"),
+            (os, "fsync", "write"), (system, "_sync_file_range", "write"), (system, "_fallocate", "write"),
         ]  # fmt: skip
         kept = [(where, name, getattr(where, name)) for where, name, _ in watched]
         kept.append((xxhash, "xxh3_128", xxhash.xxh3_128))

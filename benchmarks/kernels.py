@@ -16,7 +16,7 @@ from inputs import to_fp8, weights
 from rounds import Row, best, ratio_row
 
 from ktforge import native
-from ktforge.tensors import Part
+from ktforge.contract.tensors import Part
 
 N, K, COUNT = 1024, 7168, 8
 WEIGHTS = N * K * COUNT

@@ -16,11 +16,12 @@ from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 import ktforge
-from ktforge import Registry, hookspecs, testing
+from ktforge import Pipeline, Registry, testing
 from ktforge.cli import app
-from ktforge.pipeline import Pipeline, Runtime
-from ktforge.registry import Entry
-from ktforge.stages import STAGES, Stage
+from ktforge.contract import hooks
+from ktforge.contract.plan import STAGES, Runtime
+from ktforge.contract.registry import Entry
+from ktforge.contract.stages import Stage
 
 MERMAID = "assets/mermaid.min.js"
 
@@ -66,8 +67,8 @@ def pipeline_options() -> str:
 
 def contract() -> str:
     """Every hook, the methods of every stage, and what travels between them."""
-    lines = ["# The contract", "", prose(inspect.getdoc(hookspecs) or ""), "", "## Hooks", ""]
-    for name, hook in vars(hookspecs).items():
+    lines = ["# The contract", "", prose(inspect.getdoc(hooks) or ""), "", "## Hooks", ""]
+    for name, hook in vars(hooks).items():
         if name.startswith("ktforge_"):
             lines += _function(name, hook, "###")
     lines += ["## Stages", "", prose(inspect.getdoc(Stage) or ""), "", *_methods(Stage, "###")]
@@ -76,7 +77,7 @@ def contract() -> str:
     lines += ["## What travels between them", ""]
     for name in ktforge.__all__:
         cls = getattr(ktforge, name)
-        if getattr(cls, "__module__", "") == "ktforge.tensors" and inspect.isclass(cls):
+        if getattr(cls, "__module__", "") == "ktforge.contract.tensors" and inspect.isclass(cls):
             fields = [f"{field}: {kind}" for field, kind in cls.__annotations__.items()]
             lines += [f"### {name}", "", "```python", *fields, "```", "", prose(inspect.getdoc(cls) or ""), ""]
     lines += ["## The test kit", "", prose(inspect.getdoc(testing) or ""), ""]

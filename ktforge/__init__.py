@@ -5,28 +5,18 @@ asked for, since numpy and pydantic take half a second that ``ktforge --help`` n
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ktforge.checkpoint import CheckpointFolder
-    from ktforge.errors import (
-        CheckpointError,
-        ConfigError,
-        KtforgeError,
-        OutputError,
-        PlanError,
-        PluginError,
-        Unsupported,
-    )
-    from ktforge.folderloader import FolderLoader
-    from ktforge.hookspecs import hookimpl
-    from ktforge.output import open_folder
-    from ktforge.pipeline import Pipeline, Runtime
-    from ktforge.plan import Plan
-    from ktforge.registry import Registry
-    from ktforge.rules import Rule
-    from ktforge.stages import Layout, Loader, Preprocessor, Quantizer, Sink, Writer
-    from ktforge.tensors import (
+    from ktforge.checkpoint.folder import CheckpointFolder
+    from ktforge.checkpoint.loader import FolderLoader
+    from ktforge.contract.hooks import hookimpl
+    from ktforge.contract.plan import Plan, Runtime, Sink, Writer
+    from ktforge.contract.registry import Registry
+    from ktforge.contract.rules import Rule
+    from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Result
+    from ktforge.contract.tensors import (
         Demand,
         FileSpec,
         PackedSpec,
@@ -40,44 +30,54 @@ if TYPE_CHECKING:
         Unit,
         UnitSpec,
     )
-    from ktforge.unitplan import Result
+    from ktforge.errors import (
+        CheckpointError,
+        ConfigError,
+        KtforgeError,
+        OutputError,
+        PlanError,
+        PluginError,
+        Unsupported,
+    )
+    from ktforge.output.folder import open_folder
+    from ktforge.pipeline.pipeline import Pipeline
 
 _HOMES = {
     "CheckpointError": "errors",
-    "CheckpointFolder": "checkpoint",
+    "CheckpointFolder": "checkpoint.folder",
     "ConfigError": "errors",
-    "Demand": "tensors",
-    "FileSpec": "tensors",
-    "FolderLoader": "folderloader",
+    "Demand": "contract.tensors",
+    "FileSpec": "contract.tensors",
+    "FolderLoader": "checkpoint.loader",
     "KtforgeError": "errors",
-    "Layout": "stages",
-    "Loader": "stages",
+    "Layout": "contract.stages",
+    "Loader": "contract.stages",
     "OutputError": "errors",
-    "PackedSpec": "tensors",
-    "PackedUnit": "tensors",
-    "Part": "tensors",
-    "Pipeline": "pipeline",
-    "Plan": "plan",
+    "PackedSpec": "contract.tensors",
+    "PackedUnit": "contract.tensors",
+    "Part": "contract.tensors",
+    "Pipeline": "pipeline.pipeline",
+    "Plan": "contract.plan",
     "PlanError": "errors",
     "PluginError": "errors",
-    "Preprocessor": "stages",
-    "QuantPart": "tensors",
-    "QuantSpec": "tensors",
-    "QuantUnit": "tensors",
-    "Quantizer": "stages",
-    "Registry": "registry",
-    "Result": "unitplan",
-    "Rule": "rules",
-    "Runtime": "pipeline",
-    "Sink": "stages",
-    "SourceFile": "tensors",
-    "TensorSpec": "tensors",
-    "Unit": "tensors",
-    "UnitSpec": "tensors",
+    "Preprocessor": "contract.stages",
+    "QuantPart": "contract.tensors",
+    "QuantSpec": "contract.tensors",
+    "QuantUnit": "contract.tensors",
+    "Quantizer": "contract.stages",
+    "Registry": "contract.registry",
+    "Result": "contract.stages",
+    "Rule": "contract.rules",
+    "Runtime": "contract.plan",
+    "Sink": "contract.plan",
+    "SourceFile": "contract.tensors",
+    "TensorSpec": "contract.tensors",
+    "Unit": "contract.tensors",
+    "UnitSpec": "contract.tensors",
     "Unsupported": "errors",
-    "Writer": "stages",
-    "hookimpl": "hookspecs",
-    "open_folder": "output",
+    "Writer": "contract.plan",
+    "hookimpl": "contract.hooks",
+    "open_folder": "output.folder",
 }
 
 __all__ = [
@@ -114,12 +114,19 @@ __all__ = [
     "UnitSpec",
     "Unsupported",
     "Writer",
+    "__version__",
     "hookimpl",
     "open_folder",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("ktforge")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

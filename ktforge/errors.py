@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import islice
 
 
@@ -68,9 +67,3 @@ class Problems:
             return message
         more = f" (and {len(units) - 1:,} more)" if len(units) > 1 else ""
         return f"{units[0]}{more}: {message}"
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """`` (did you mean kt-amx?)`` for a word that is nearly one of ``known``, else nothing."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f" (did you mean {near[0]}?)" if near else ""

@@ -9,11 +9,19 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from ktforge.plan import Plan
-from ktforge.stages import Layout, Loader, PlanKey, Quantizer, Sink, Writer, alike
-from ktforge.tensors import BF16, FileSpec, QuantPart, QuantSpec, QuantUnit, TensorSpec, Unit, UnitSpec
-
-_PROJECTIONS = ("gate", "up", "down")
+from ktforge.contract.plan import Plan, Sink, Writer
+from ktforge.contract.stages import Layout, Loader, PlanKey, Quantizer, alike
+from ktforge.contract.tensors import (
+    BF16,
+    PROJECTIONS,
+    FileSpec,
+    QuantPart,
+    QuantSpec,
+    QuantUnit,
+    TensorSpec,
+    Unit,
+    UnitSpec,
+)
 
 
 class MemoryLoader(Loader):
@@ -85,7 +93,7 @@ def expert(shape: tuple[int, int] = (256, 128), seed: int = 0, layer: int = 0, n
     size, hidden = shape
     random = np.random.default_rng(seed)
     shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
-    arrays = {f"{p}.weight": (random.standard_normal(shapes[p]) * 0.05).astype(BF16) for p in _PROJECTIONS}
+    arrays = {f"{p}.weight": (random.standard_normal(shapes[p]) * 0.05).astype(BF16) for p in PROJECTIONS}
     name = f"model.layers.{layer}.mlp.experts.{number}"
     specs = {role: TensorSpec(f"{name}.{role}", a.dtype, a.shape) for role, a in arrays.items()}
     return Unit(UnitSpec(name, specs, layer, number), arrays)

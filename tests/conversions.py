@@ -9,7 +9,9 @@ import numpy as np
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 from safetensors import SafetensorError, safe_open
 
-from ktforge import Pipeline, files, output
+from ktforge import Pipeline
+from ktforge.disk import writing
+from ktforge.output import sink
 
 
 def tree(folder):
@@ -39,7 +41,7 @@ def pipeline(source, writer):
 
 def convert(source, out, disk, *, workers=1, save_every=0.0, shard="200KB", **options):
     """Converts to INT4 on ``disk``, noting every tensor at once, and returns the calls that were made to it."""
-    with mock.patch.object(files, "os", disk), mock.patch.object(output, "SAVE_EVERY", save_every):
+    with mock.patch.object(writing, "os", disk), mock.patch.object(sink, "SAVE_EVERY", save_every):
         pipeline(source, SafetensorsWriter(path=out, max_shard_size=shard)).run(workers=workers, **options)
     return disk.calls
 

@@ -6,7 +6,7 @@ from checkpoints import BF16, EXPERTS
 from ktforge_plugins import AutoLoader, CompressedTensors, Int4, Int8, KtAmx, KtFolderWriter, SafetensorsWriter
 
 from ktforge import Pipeline
-from ktforge.tensors import DTYPES
+from ktforge.contract.tensors import DTYPES
 
 I32, U8 = np.dtype(np.int32), np.dtype(np.uint8)
 #: How a weight [out, in] is stored, by format: parameter → (dtype, shape).

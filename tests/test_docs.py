@@ -10,11 +10,11 @@ import pytest
 from ruamel.yaml import YAML
 from typer.main import get_command
 
-from ktforge import Registry, hookspecs
+from ktforge import Pipeline, Registry
 from ktforge.cli import app
-from ktforge.pipeline import Pipeline, Runtime
+from ktforge.contract import hooks
+from ktforge.contract.plan import STAGES, Runtime
 from ktforge.skeleton import FILES
-from ktforge.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -74,8 +74,8 @@ def test_every_other_key_is_explained():
 
 def test_every_hook_and_method_is_in_the_reference():
     page = GENERATED["reference/contract.md"]
-    for hook in (name for name in vars(hookspecs) if name.startswith("ktforge_")):
-        assert getattr(hookspecs, hook).__doc__ and f"### {hook}\n" in page
+    for hook in (name for name in vars(hooks) if name.startswith("ktforge_")):
+        assert getattr(hooks, hook).__doc__ and f"### {hook}\n" in page
     for stage in STAGES:
         text = section(page, f"### {stage.__name__}")
         for name, member in vars(stage).items():

@@ -9,7 +9,7 @@ import reference
 from ktforge_plugins import AutoLoader, Int4, Int8, KtAmx, KtFolderWriter, MoeToBf16, SafetensorsWriter
 
 from ktforge import CheckpointError, Pipeline, PlanError, PluginError
-from ktforge.checkpoint import PARTIAL
+from ktforge.disk.marks import PARTIAL
 
 
 def pipeline(source, out, writer=SafetensorsWriter, **preprocess):

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ktforge.tensors import DTYPES
+from ktforge.contract.tensors import DTYPES
 
 _DTYPES = {d: getattr(torch, d.name) for d in DTYPES.values() if hasattr(torch, d.name)} | {
     np.dtype(np.bool_): torch.bool

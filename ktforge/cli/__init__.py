@@ -8,7 +8,19 @@ import sys
 
 import typer
 
-from ktforge.cli import convert, dequantize, init, inspect, isa, moe_to_bf16, new_plugin, plan, plugins, run, schema
+from ktforge.cli.commands import (
+    convert,
+    dequantize,
+    init,
+    inspect,
+    isa,
+    moe_to_bf16,
+    new_plugin,
+    plan,
+    plugins,
+    run,
+    schema,
+)
 
 app = typer.Typer(
     help="Turns Hugging Face MoE checkpoints into the weight files that CPU inference engines read.",
@@ -44,7 +56,7 @@ def main() -> None:
     try:
         app()
     except KtforgeError as error:
-        from ktforge.names import printable
+        from ktforge.text import printable
 
         for problem in error.problems:
             print(f"error: {printable(problem)}", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from ktforge.registry import Registry
+    from ktforge.contract.registry import Registry
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline file.")]
 Sets = Annotated[
@@ -77,7 +77,7 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def installed(block: list[str] | None, plugins: list[Path] | None) -> Registry:
     """The registry that ``--block`` and ``--plugin`` ask for. Raises PluginError, ConfigError."""
-    from ktforge.registry import Registry, load_file
+    from ktforge.contract.registry import Registry, load_file
 
     registry = Registry.installed(blocked=block or ())
     for path in plugins or ():

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from ktforge import Registry
 from ktforge.cli import app
-from ktforge.sizes import size_text
+from ktforge.text import size_text
 
 
 def ktforge(*arguments, **environment):

@@ -8,8 +8,8 @@ from ktforge_plugins.preprocess.moe_to_bf16 import FORMATS, MoeToBf16
 from ruamel.yaml import YAML
 
 from ktforge import TensorSpec, UnitSpec, Unsupported
-from ktforge.architectures import Architecture, architectures
-from ktforge.tensors import BF16, DTYPES
+from ktforge.contract.tensors import BF16, DTYPES
+from ktforge.model.architectures import Architecture, architectures
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sources.md").read_text("utf-8")
 

@@ -17,14 +17,14 @@ import atheris
 with atheris.instrument_imports(include=["ktforge", "ktforge_plugins", "ruamel.yaml"]):
     from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
-    from ktforge.checkpoint import CheckpointFolder
-    from ktforge.config import load_pipeline
+    from ktforge.checkpoint.folder import CheckpointFolder
+    from ktforge.contract.registry import Registry
+    from ktforge.disk.journal import Journal
     from ktforge.errors import KtforgeError
-    from ktforge.grouping import group
-    from ktforge.journal import Journal
-    from ktforge.modelconfig import read_model_config
-    from ktforge.names import check_specs
-    from ktforge.registry import Registry
+    from ktforge.model.config import read_model_config
+    from ktforge.model.grouping import group
+    from ktforge.model.source import check_specs
+    from ktforge.pipeline.file import load_pipeline
 
 REGISTRY = Registry.installed(blocked={"loader-bin", "loader-auto"})
 CONFIG = {"hidden_size": 8, "num_hidden_layers": 1, "num_experts": 2, "moe_intermediate_size": 8}

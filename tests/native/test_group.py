@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktforge import native
-from ktforge.tensors import BF16
+from ktforge.contract.tensors import BF16
 
 
 def weights(n, k, seed, spread):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ktforge_plugins import CompressedTensors, Int4, Int8, KtAmx
 
 from ktforge import Pipeline, QuantPart, QuantUnit, Rule, TensorSpec, Unit, UnitSpec
-from ktforge.tensors import BF16
+from ktforge.contract.tensors import BF16
 from ktforge.testing import MemoryLoader, MemoryWriter, check_layout, check_quantizer, expert
 
 QUANTIZERS = {4: Int4, 8: Int8}

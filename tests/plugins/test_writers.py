@@ -9,7 +9,7 @@ from ktforge_plugins import SafetensorsLoader, SafetensorsWriter
 from pydantic import ValidationError
 
 from ktforge import Pipeline, TensorSpec, Unsupported
-from ktforge.tensors import DTYPES
+from ktforge.contract.tensors import DTYPES
 from ktforge.testing import MemoryLoader
 
 

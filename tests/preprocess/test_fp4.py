@@ -15,7 +15,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 
 from ktforge import Pipeline, Unsupported
-from ktforge.tensors import DTYPES, F8_E4M3
+from ktforge.contract.tensors import DTYPES, F8_E4M3
 from ktforge.testing import MemoryLoader, MemoryWriter
 
 ROWS, COLS = 24, 192

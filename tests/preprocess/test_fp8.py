@@ -13,7 +13,7 @@ from torch_arrays import to_numpy, to_torch
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from ktforge import Pipeline, Unsupported
-from ktforge.tensors import DTYPES
+from ktforge.contract.tensors import DTYPES
 from ktforge.testing import MemoryLoader, MemoryWriter
 
 ROWS, COLS = 48, 160

@@ -8,7 +8,7 @@ from checkpoints import BF16, F8
 from ktforge_plugins import MoeToBf16
 from preprocess.units import fused_unit, weight_unit
 
-from ktforge.tensors import DTYPES
+from ktforge.contract.tensors import DTYPES
 
 N, K = 1024, 2048
 I8, U8, I32, F16, F32 = np.int8, np.uint8, np.int32, np.float16, np.float32

@@ -11,7 +11,7 @@ from conversions import model
 from hostile import CONFIGS, HEADERS, header
 
 from ktforge.__main__ import main
-from ktforge.checkpoint import CONFIG
+from ktforge.disk.marks import CONFIG
 
 pytestmark = pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="its addresses are without bound")
 

@@ -8,7 +8,9 @@ from conversions import convert, loader_accepts, pipeline, tree
 from faults import Disk, at, fails, short_write, torn_write
 from ktforge_plugins import KtFolderWriter
 
-from ktforge import OutputError, output
+from ktforge import OutputError
+from ktforge.disk.marks import PARTIAL
+from ktforge.output.folder import is_unfinished
 
 #: Failures that end nothing: the lock is recognised as stale, and an empty folder is in nobody's way.
 HARMLESS = {"unlink lock", "rmdir .ktforge-partial"}
@@ -43,12 +45,12 @@ def test_any_call_may_fail(tiny, tmp_path, fault, replaces):
             assert fault != "short write", call
             assert len(error.problems) == 1 and "cannot be written: " in str(error), call
             assert ("make room" in str(error)) == (fault in ("ENOSPC", "torn write")), call
-            found = {n: h for n, h in tree(out).items() if not n.startswith(output.PARTIAL)} if out.exists() else {}
+            found = {n: h for n, h in tree(out).items() if not n.startswith(PARTIAL)} if out.exists() else {}
             if found != wanted:
                 assert (loader_accepts(out) == replaces and found == before) or not loader_accepts(out), call
-            if found != wanted or output.is_unfinished(out):
+            if found != wanted or is_unfinished(out):
                 convert(tiny, out, Disk(), overwrite=replaces)
-        left = {output.PARTIAL + "/lock"} if call in HARMLESS else set()
+        left = {PARTIAL + "/lock"} if call in HARMLESS else set()
         assert {n: h for n, h in tree(out).items() if n not in left} == wanted, call
 
 
@@ -60,4 +62,4 @@ def test_a_file_system_that_holds_no_such_files_is_told_from_a_full_one(tiny, tm
         OutputError, match=r"cannot be written: File too large: write smaller shards \(max_shard_size\)"
     ):
         convert(tiny, tmp_path / "out", Disk(fat))
-    assert output.is_unfinished(tmp_path / "out")
+    assert is_unfinished(tmp_path / "out")

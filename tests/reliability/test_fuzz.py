@@ -14,8 +14,8 @@ from faults import Disk, dies, run_in_child
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ktforge import KtforgeError, output
-from ktforge.journal import JOURNAL
+from ktforge import KtforgeError
+from ktforge.disk.marks import JOURNAL, PARTIAL
 
 ROOT = Path(__file__).parents[1]
 FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -73,7 +73,7 @@ def test_a_journal_that_is_cut_off_costs_only_work(small, tmp_path, data):
     shutil.rmtree(out)
     number = data.draw(st.integers(20, 70))
     run_in_child(lambda: convert(small, out, Disk(lambda c: dies(c, after=True) if c.number == number else c.really())))
-    path = out / output.PARTIAL / JOURNAL
+    path = out / PARTIAL / JOURNAL
     content = path.read_bytes()
     garbage = data.draw(st.sampled_from([b"", b"\0" * 100, b'{"written": {"model.norm.weight": "0"}']))
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))] + garbage)

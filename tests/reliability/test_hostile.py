@@ -13,7 +13,7 @@ from ktforge_plugins import BinLoader, SafetensorsLoader, SafetensorsWriter
 from ktforge_plugins.loaders.kt_folder import KtFolderLoader
 
 from ktforge import KtforgeError
-from ktforge.checkpoint import CONFIG
+from ktforge.disk.marks import CONFIG
 
 
 @pytest.fixture

@@ -11,14 +11,17 @@ import traceback
 import pytest
 from conversions import model, tree
 
-from ktforge import execute, files, output, plan
 from ktforge.__main__ import main
+from ktforge.disk import writing
+from ktforge.output.folder import is_unfinished
+from ktforge.planning import plan
+from ktforge.running import execute
 
 #: What is slow in each phase: module, function, and how often it is called before the key is pressed.
 PHASES = {
     "planning": (plan, "read_source", 0),
     "running": (execute, "_run_unit", 3),
-    "publishing": (files, "rename", 1),
+    "publishing": (writing, "rename", 1),
 }
 ASKED = b"stopping when the units in flight are written; Ctrl-C again to stop at once"
 STOPPED = b"stopped: the same command goes on behind what this one has saved"
@@ -99,7 +102,7 @@ def test_ctrl_c(source, wanted, out, phase, twice):
     assert status == 130 and ASKED in shown and b"Traceback" not in shown, shown
     assert (STOPPED in shown) == twice
     began = phase != "planning"
-    assert output.is_unfinished(out) == began
+    assert is_unfinished(out) == began
     assert (b"is unfinished: the same command goes on" in shown) == (began and not twice)
     assert shown.count(b"\x1b[?25l") <= shown.count(b"\x1b[?25h"), "the cursor is shown again"
     assert finished(source, out) == wanted

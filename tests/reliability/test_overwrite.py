@@ -7,8 +7,9 @@ import pytest
 from conversions import convert, model, tree
 from faults import Disk, dies, fails, run_in_child
 
-from ktforge import OutputError, PlanError, output
-from ktforge.checkpoint import UNFINISHED
+from ktforge import OutputError, PlanError
+from ktforge.disk.marks import PARTIAL, UNFINISHED
+from ktforge.output.folder import is_unfinished
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_foreign_weights_go_when_the_new_ones_are_there_and_nothing_else_does(ti
     convert(tiny, foreign.parent / "alone", Disk())
     with pytest.raises(OutputError, match="UNFINISHED"):
         convert(tiny, foreign, Disk(at_the_end), overwrite=True)
-    assert {n: h for n, h in tree(foreign).items() if not n.startswith(output.PARTIAL)} == before
+    assert {n: h for n, h in tree(foreign).items() if not n.startswith(PARTIAL)} == before
     convert(tiny, foreign, Disk(), overwrite=True)
     assert {p.name for p in foreign.glob("*.safetensors")} == {
         p.name for p in (foreign.parent / "alone").glob("*.safetensors")
@@ -69,7 +70,7 @@ def test_what_appears_while_a_run_works_is_not_taken_away(tiny, out, name):
     assert (out / name).read_text() == "mine" and not (out / UNFINISHED).exists()
     (out / name).unlink()
     convert(tiny, out, Disk())
-    assert not output.is_unfinished(out)
+    assert not is_unfinished(out)
 
 
 def test_what_a_restart_discards_is_in_nobodys_way(tiny, out):
@@ -81,4 +82,4 @@ def test_what_a_restart_discards_is_in_nobodys_way(tiny, out):
     assert run_in_child(lambda: convert(tiny, out, Disk(action))) == -9
     assert (out / UNFINISHED).exists() and (out / "config.json").exists()
     convert(tiny, out, Disk(), restart=True)
-    assert not output.is_unfinished(out) and not (out / UNFINISHED).exists()
+    assert not is_unfinished(out) and not (out / UNFINISHED).exists()

@@ -14,21 +14,14 @@ from conversions import convert, model, pipeline, tree
 from faults import Disk, dies, run_in_child
 from ktforge_plugins import Int8, KtAmx, SafetensorsWriter
 
-from ktforge import (
-    CheckpointError,
-    OutputError,
-    PlanError,
-    PluginError,
-    Registry,
-    Rule,
-    hookimpl,
-    lock,
-    output,
-    provenance,
-)
+from ktforge import CheckpointError, OutputError, PlanError, PluginError, Registry, Rule, hookimpl
 from ktforge.__main__ import main
-from ktforge.checkpoint import UNFINISHED
-from ktforge.provenance import unversioned
+from ktforge.disk import lock
+from ktforge.disk.marks import LOCK, PARTIAL, UNFINISHED
+from ktforge.output import folder as output_folder
+from ktforge.output import provenance
+from ktforge.output.folder import is_unfinished, outlook
+from ktforge.output.provenance import unversioned
 
 
 @pytest.fixture
@@ -48,12 +41,12 @@ def stop_at(number):
 
 def unfinished(checkpoint, out, number=100):
     assert run_in_child(lambda: convert(checkpoint, out, stop_at(number))) == -9
-    assert output.is_unfinished(out)
+    assert is_unfinished(out)
     return out
 
 
-def outlook(checkpoint, out):
-    return pipeline(checkpoint, SafetensorsWriter(path=out)).plan().outlook()
+def foreseen(checkpoint, out):
+    return outlook(pipeline(checkpoint, SafetensorsWriter(path=out)).plan())
 
 
 class Seen:
@@ -119,14 +112,14 @@ def other_config(copy):
 )
 def test_another_source_is_refused(copy, out, change, message):
     unfinished(copy, out)
-    (out / output.PARTIAL / lock.LOCK).unlink()
+    (out / PARTIAL / LOCK).unlink()
     before = tree(out)
     change(copy)
     with pytest.raises(OutputError, match=message + r".*or start over with --restart$"):
         convert(copy, out, Disk())
     assert tree(out) == before
     convert(copy, out, Disk(), restart=True)
-    assert not output.is_unfinished(out)
+    assert not is_unfinished(out)
 
 
 def test_another_pipeline_is_refused(copy, out):
@@ -150,9 +143,9 @@ def test_another_pipeline_over_a_finished_output_names_both_options(copy, out):
             other.run(**options)
     with pytest.raises(OutputError, match=r"is not empty: choose another folder, or say --restart --overwrite$"):
         other.run(restart=True)
-    assert other.plan().outlook().endswith(f"{both}): --restart --overwrite discards it")
+    assert outlook(other.plan()).endswith(f"{both}): --restart --overwrite discards it")
     made.run()
-    assert not output.is_unfinished(out), "what was begun with --overwrite goes on without it"
+    assert not is_unfinished(out), "what was begun with --overwrite goes on without it"
 
 
 def test_a_staged_manifest_that_is_gone_beside_an_output_of_before(tiny, out, monkeypatch):
@@ -162,9 +155,9 @@ def test_a_staged_manifest_that_is_gone_beside_an_output_of_before(tiny, out, mo
     made = pipeline(tiny, SafetensorsWriter(path=out))
     made.run()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(output, "publish", stops)
+        patched.setattr(output_folder, "publish", stops)
         made.run(overwrite=True)
-    (out / output.PARTIAL / "ktforge_manifest.json.partial").unlink()
+    (out / PARTIAL / "ktforge_manifest.json.partial").unlink()
     with pytest.raises(OutputError, match=r"manifest.json.partial is gone .* with --restart --overwrite$"):
         made.run()
 
@@ -193,7 +186,7 @@ def test_another_plugin_is_refused(copy, out, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         fill_up(patch, 20)
         run_main(patch, capsys, "run", str(file), "--plugin", str(plugin))
-    assert output.is_unfinished(out)
+    assert is_unfinished(out)
     plugin.write_text(PLUGIN + "# mended\n")
     said = run_main(monkeypatch, capsys, "run", str(file), "--plugin", str(plugin))
     assert "error: the code of mine.py has changed\n" in said and "start over with --restart\n" in said
@@ -234,7 +227,7 @@ def test_a_moved_checkpoint_is_the_same(copy, out, tmp_path):
 
 def test_verify_reads_what_is_there(copy, out):
     unfinished(copy, out)
-    (shard,) = (out / output.PARTIAL).glob("model-00001-*")
+    (shard,) = (out / PARTIAL).glob("model-00001-*")
     content = shard.read_bytes()
     place = 8 + int.from_bytes(content[:8], "little")
     shard.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
@@ -242,13 +235,13 @@ def test_verify_reads_what_is_there(copy, out):
         convert(copy, out, Disk(), verify=True)
     shard.write_bytes(content)
     convert(copy, out, Disk(), verify=True)
-    assert not output.is_unfinished(out)
+    assert not is_unfinished(out)
 
 
 @pytest.mark.parametrize(("damage", "what"), [(os.unlink, "is gone"), (lambda p: os.truncate(p, 9), "has 9 bytes; ")])
 def test_a_file_that_is_not_whole_is_not_trusted(copy, out, damage, what):
     unfinished(copy, out)
-    (shard,) = (out / output.PARTIAL).glob("model-00001-*")
+    (shard,) = (out / PARTIAL).glob("model-00001-*")
     damage(shard)
     with pytest.raises(OutputError, match=f"of the unfinished output {what}.*: start over with --restart"):
         convert(copy, out, Disk())
@@ -260,14 +253,14 @@ def test_a_staged_file_that_is_gone_is_not_published_without(tiny, out, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(output, "publish", stops)
+        patched.setattr(output_folder, "publish", stops)
         pipeline(tiny, SafetensorsWriter(path=out)).run()
-    (out / output.PARTIAL / f"{lost}.partial").unlink()
+    (out / PARTIAL / f"{lost}.partial").unlink()
     with pytest.raises(OutputError, match=r"is gone.*: start over with --restart$"):
         pipeline(tiny, SafetensorsWriter(path=out)).run()
-    assert output.is_unfinished(out)
+    assert is_unfinished(out)
     pipeline(tiny, SafetensorsWriter(path=out)).run(restart=True)
-    assert not output.is_unfinished(out) and (out / "ktforge_manifest.json").exists()
+    assert not is_unfinished(out) and (out / "ktforge_manifest.json").exists()
 
 
 def test_an_error_leaves_what_was_made(copy, out, monkeypatch):
@@ -295,7 +288,7 @@ def test_an_observer_that_fails_stops_the_run(copy, out):
 
     with pytest.raises(PluginError, match=r"^plugin Fails failed in ktforge_unit_written \(KeyError: .model\."):
         convert(copy, out, Disk(), registry=Registry(Fails()))
-    assert output.is_unfinished(out)
+    assert is_unfinished(out)
 
 
 def test_a_side_file_that_is_gone_by_the_end(copy, out):
@@ -307,20 +300,20 @@ def test_a_side_file_that_is_gone_by_the_end(copy, out):
     removing = pipeline(copy, SafetensorsWriter(path=out)).model_copy(update={"layout": Removes(threadpool_count=1)})
     with pytest.raises(CheckpointError, match=r"tokenizer.json cannot be read: No such file"):
         removing.run()
-    assert output.is_unfinished(out)
+    assert is_unfinished(out)
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(copy, out, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     unfinished(copy, out)
-    (shard,) = (out / output.PARTIAL).glob("model-00001-*")
+    (shard,) = (out / PARTIAL).glob("model-00001-*")
     shard.with_name(shard.name.replace("00001-", "00007-")).symlink_to(victim)
     with pytest.raises(OutputError, match=r"model-00007-.* cannot be written: Too many levels of symbolic links"):
         convert(copy, out, Disk())
     assert victim.read_text() == "mine"
     (tmp_path / "two").mkdir()
-    (tmp_path / "two" / output.PARTIAL).symlink_to(tmp_path)
+    (tmp_path / "two" / PARTIAL).symlink_to(tmp_path)
     with pytest.raises(PlanError, match="is a symbolic link, which ktforge does not make"):
         convert(copy, tmp_path / "two", Disk())
 
@@ -341,7 +334,7 @@ def test_a_writer_that_leaves_the_folder_is_refused(copy, out, path):
 
 
 def test_one_run_at_a_time(tiny, out):
-    held = out / output.PARTIAL / lock.LOCK
+    held = out / PARTIAL / LOCK
     held.parent.mkdir(parents=True)
     with held.open("w") as opened:
         json.dump({"pid": 4711, "host": "elsewhere"}, opened)
@@ -349,20 +342,20 @@ def test_one_run_at_a_time(tiny, out):
         fcntl.flock(opened, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="is being written by process 4711 on elsewhere: wait for it"):
             convert(tiny, out, Disk())
-        assert outlook(tiny, out) == (
+        assert foreseen(tiny, out) == (
             f"{out} is being written by process 4711 on elsewhere: wait for it, or choose another folder"
         )
     with pytest.raises(OutputError, match=rf"whether that still runs cannot be seen from here: .* remove {held}"):
         convert(tiny, out, Disk())
-    assert f"remove {held}" in outlook(tiny, out)
+    assert f"remove {held}" in foreseen(tiny, out)
     held.unlink()
-    assert outlook(tiny, out) is None
+    assert foreseen(tiny, out) is None
     convert(tiny, out, Disk())
 
 
 def test_the_lock_of_a_dead_process_is_stale(tiny, out):
     unfinished(tiny, out, 60)
-    assert (out / output.PARTIAL / lock.LOCK).exists()
+    assert (out / PARTIAL / LOCK).exists()
     convert(tiny, out, Disk())
 
 
@@ -371,7 +364,7 @@ def test_without_locks_in_the_file_system_the_process_number_counts(tiny, out, m
         raise OSError(38, "not here")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    held = out / output.PARTIAL / lock.LOCK
+    held = out / PARTIAL / LOCK
     held.parent.mkdir(parents=True)
     held.write_text(json.dumps({**lock._here(), "pid": os.getppid()}))
     with pytest.raises(OutputError, match=rf"is being written by process {os.getppid()}"):

@@ -13,8 +13,11 @@ from conversions import convert, model, pipeline
 from faults import Disk, run_in_child
 from ktforge_plugins import KtAmx, SafetensorsLoader, SafetensorsWriter
 
-from ktforge import CheckpointError, Registry, SourceFile, UnitSpec, hookimpl, native, output
-from ktforge.sourcewatch import SourceWatch, WatchedSink
+from ktforge import CheckpointError, Registry, SourceFile, UnitSpec, hookimpl, native
+from ktforge.disk.marks import PARTIAL
+from ktforge.output import sink
+from ktforge.output.folder import is_unfinished
+from ktforge.running.watch import SourceWatch, WatchedSink
 
 PAGE = mmap.PAGESIZE
 
@@ -58,7 +61,7 @@ def test_a_source_that_changes_while_it_is_read_is_an_error(copy, out, change, m
     """Mapped pages of a file that was cut short are gone: without care, the process would die of SIGBUS."""
     with pytest.raises(CheckpointError, match=message):
         while_packing(copy, out, change, io=io).run(workers=2)
-    assert output.is_unfinished(out)
+    assert is_unfinished(out)
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
@@ -127,8 +130,8 @@ def test_a_page_that_is_gone_while_the_system_copies_it(copy, out, restored):
     said = "a part of its file cannot be read" if restored else "changed while it was read: it had"
     with pytest.raises(CheckpointError, match=said):
         convert(copy, out, Disk(lose), shard="10MB")
-    assert faults[0] == errno.EFAULT and output.is_unfinished(out)
-    assert "zz.weight" not in (out / output.PARTIAL / "journal.jsonl").read_text()
+    assert faults[0] == errno.EFAULT and is_unfinished(out)
+    assert "zz.weight" not in (out / PARTIAL / "journal.jsonl").read_text()
 
 
 def test_a_page_that_is_gone_while_it_is_hashed(copy, out):
@@ -139,7 +142,7 @@ def test_a_page_that_is_gone_while_it_is_hashed(copy, out):
 
     def lose(call):
         result = call.really()
-        if call.name == "pwrite" and len(call.arguments[1]) == output.PIECE:
+        if call.name == "pwrite" and len(call.arguments[1]) == sink.PIECE:
             pieces.append(bytes(call.arguments[1]))
             if len(pieces) == 1:
                 os.truncate(source, PAGE)
@@ -150,7 +153,7 @@ def test_a_page_that_is_gone_while_it_is_hashed(copy, out):
     with pytest.raises(CheckpointError, match=r"^zz.weight: a part of its file cannot be read: look at the disk's"):
         convert(copy, out, Disk(lose), shard="10MB")
     assert not any(pieces[1]) and all(pieces[0][1::2]), "zeros were written"
-    assert "zz.weight" not in (out / output.PARTIAL / "journal.jsonl").read_text()
+    assert "zz.weight" not in (out / PARTIAL / "journal.jsonl").read_text()
     convert(copy, out, Disk(), shard="10MB")
     assert np.array_equal(checkpoints.load_output(out)["zz.weight"], np.ones((6 << 10, 256), checkpoints.BF16))
 
@@ -164,8 +167,8 @@ def test_a_page_that_is_gone_by_the_end_publishes_nothing(copy, out, monkeypatch
         with plan.pipeline.writer.open(plan) as sink:
             for tensor in (t for f in plan.files for t in f.tensors):
                 sink.write(tensor, np.zeros(tensor.shape, tensor.dtype))
-    assert output.is_unfinished(out) and not (out / "config.json").exists()
-    assert "written" not in (out / output.PARTIAL / "journal.jsonl").read_text()
+    assert is_unfinished(out) and not (out / "config.json").exists()
+    assert "written" not in (out / PARTIAL / "journal.jsonl").read_text()
     watch = SourceWatch(plan.sources)
     monkeypatch.setattr(native, "lost_pages", lambda: -1)
     with pytest.raises(CheckpointError, match=r"^a part of a source file cannot be read"):

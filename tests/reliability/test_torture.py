@@ -8,8 +8,8 @@ from conversions import convert, loader_accepts, pipeline, tree
 from faults import Disk, Power, dies, run_in_child
 from ktforge_plugins import KtFolderWriter
 
-from ktforge import output
-from ktforge.checkpoint import UNFINISHED
+from ktforge.disk.marks import PARTIAL, UNFINISHED
+from ktforge.output.folder import is_unfinished
 
 #: (call, file, which one of these calls) between any two of which something of note has happened.
 POINTS = [
@@ -50,7 +50,7 @@ POINTS = [
 
 
 def weights_and_documents(folder):
-    return {n: h for n, h in tree(folder).items() if not n.startswith(output.PARTIAL)}
+    return {n: h for n, h in tree(folder).items() if not n.startswith(PARTIAL)}
 
 
 def check_cut_off(out, before, wanted, where):
@@ -85,7 +85,7 @@ def test_a_run_may_be_killed_at_any_chosen_point(tiny, tmp_path, end):
         where = f"{end} {name} {file} {count}"
         assert run_in_child(lambda action=action: convert(tiny, out, Disk(action), overwrite=True)) == -9, where
         done = check_cut_off(out, before, wanted, where)
-        if not done or output.is_unfinished(out):
+        if not done or is_unfinished(out):
             convert(tiny, out, Disk(), overwrite=not (out / UNFINISHED).exists())
             assert tree(out) == wanted, where
         shutil.rmtree(tmp_path / "attic")
@@ -112,6 +112,6 @@ def test_a_run_may_be_killed_any_number_of_times(many, tmp_path, workers, save_e
             break
         killed += 1
     assert killed == kills
-    if output.is_unfinished(out):
+    if is_unfinished(out):
         convert(many, out, Disk(), **options)
     assert weights_and_documents(out) == wanted

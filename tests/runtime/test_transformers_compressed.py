@@ -10,7 +10,7 @@ from ktforge_plugins import AutoLoader, CompressedTensors, Int4, Int8, Safetenso
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from ktforge import Pipeline, Registry
-from ktforge.dequantize import dequantize_pipeline
+from ktforge.pipeline.presets import dequantize_pipeline
 
 pytestmark = pytest.mark.runtime
 TOKENS = torch.arange(24).reshape(2, 12) % checkpoints.VOCAB

@@ -24,9 +24,9 @@ from ktforge import (
     hookimpl,
     native,
 )
-from ktforge.quantization import quantization_config
-from ktforge.stages import PlanKey, alike
-from ktforge.tensors import BF16
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.tensors import BF16
+from ktforge.model.config import quantization_config
 
 INT8, INT32, INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
 WORD_BITS = 32

@@ -29,12 +29,12 @@ from ktforge import (
     hookimpl,
     native,
 )  # fmt: skip
-from ktforge.architectures import NUMBER
-from ktforge.grouping import PROJECTIONS, canonical, expert_unit
-from ktforge.lazy import pending
-from ktforge.modelconfig import read_model_config
-from ktforge.stages import Fused, PlanKey, alike
-from ktforge.tensors import F32
+from ktforge.contract.pending import pending
+from ktforge.contract.stages import Fused, PlanKey, alike
+from ktforge.contract.tensors import F32, PROJECTIONS
+from ktforge.model.architectures import NUMBER
+from ktforge.model.config import read_model_config
+from ktforge.model.grouping import canonical, expert_unit
 from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
-from ktforge.stages import PlanKey
+from ktforge.contract.stages import PlanKey
 from ktforge_plugins.loaders import bin as bin_files
 from ktforge_plugins.loaders import kt_folder
 from ktforge_plugins.loaders import safetensors as safetensors_files

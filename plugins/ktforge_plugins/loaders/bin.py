@@ -15,9 +15,10 @@ import numpy as np
 import xxhash
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, fileio, hookimpl
-from ktforge.checkpoint import merge_scans
-from ktforge.tensors import DTYPES, dtype_name
+from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge.checkpoint.shards import merge_scans
+from ktforge.contract.tensors import DTYPES, dtype_name
+from ktforge.disk import system
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ class BinLoader(FolderLoader):
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             start, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
             if any(low <= start and end <= high for low, high in self._mapped[spec.file]):
-                fileio.drop_pages(start, end - start)
+                system.drop_pages(start, end - start)
 
     def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
         return spec.rows(start, stop)

@@ -12,9 +12,10 @@ import xxhash
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
-from ktforge.architectures import NUMBER
-from ktforge.checkpoint import check_inside, merge_scans
-from ktforge.tensors import F32
+from ktforge.checkpoint.shards import merge_scans
+from ktforge.contract.tensors import F32
+from ktforge.disk.reading import check_inside
+from ktforge.model.architectures import NUMBER
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
 PATTERN = "_layer_*/_numa_*/*.kt"

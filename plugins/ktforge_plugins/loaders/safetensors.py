@@ -19,9 +19,11 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
-from ktforge.checkpoint import METADATA, merge_scans, parse_json
-from ktforge.stages import PlanKey, alike
-from ktforge.tensors import DTYPES, named_tuples
+from ktforge.checkpoint.folder import METADATA
+from ktforge.checkpoint.shards import merge_scans
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.tensors import DTYPES, named_tuples
+from ktforge.disk.reading import parse_json
 
 INDEX = "model.safetensors.index.json"
 #: The library's own limit, in bytes.

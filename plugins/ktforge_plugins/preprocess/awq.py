@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl
-from ktforge.stages import PlanKey, alike
-from ktforge.tensors import DTYPES
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.tensors import DTYPES
 from ktforge_plugins.preprocess import integers, scales
 from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 

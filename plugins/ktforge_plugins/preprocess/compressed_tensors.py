@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, Preprocessor, TensorSpec, UnitSpec, Unsupported, hookimpl
-from ktforge.grouping import canonical
-from ktforge.stages import PlanKey, alike
-from ktforge.tensors import DTYPES, dtype_name
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.tensors import DTYPES, dtype_name
+from ktforge.model.grouping import canonical
 from ktforge_plugins.preprocess import integers, scales
 from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
-from ktforge.stages import PlanKey, alike
-from ktforge.tensors import DTYPES, F8_E4M3, F32
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.tensors import DTYPES, F8_E4M3, F32
 from ktforge_plugins.preprocess import scales
 from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 

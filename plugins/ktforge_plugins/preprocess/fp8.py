@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
-from ktforge.lazy import Pending
-from ktforge.stages import PlanKey, alike
-from ktforge.tensors import DTYPES, F8_E4M3
+from ktforge.contract.pending import Pending
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.tensors import DTYPES, F8_E4M3
 from ktforge_plugins.preprocess import integers, scales
 from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ktforge import native
-from ktforge.tensors import BF16
+from ktforge.contract.tensors import BF16
 
 #: What codes of 4 bits stand for that are stored with 8 added.
 INT4 = np.arange(-8, 8, dtype=np.float32)

@@ -10,11 +10,10 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
-from ktforge.lazy import LazyTensors, pending
-from ktforge.modelconfig import read_model_config
-from ktforge.quantization import quantization_config
-from ktforge.stages import PlanKey, alike
-from ktforge.tensors import BF16, dtype_name
+from ktforge.contract.pending import LazyTensors, pending
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.tensors import BF16, dtype_name
+from ktforge.model.config import quantization_config, read_model_config
 from ktforge_plugins.preprocess.awq import Awq
 from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
 from ktforge_plugins.preprocess.fp4 import Fp4

@@ -12,10 +12,10 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported
-from ktforge.lazy import LazyTensors, Pending
-from ktforge.quantization import quantization_config, without_quantization
-from ktforge.stages import PlanKey
-from ktforge.tensors import BF16, DTYPES
+from ktforge.contract.pending import LazyTensors, Pending
+from ktforge.contract.stages import PlanKey
+from ktforge.contract.tensors import BF16, CARRIERS, DTYPES
+from ktforge.model.config import quantization_config, without_quantization
 
 #: Scales of activations: of no use once a weight is BF16.
 ACTIVATION = frozenset(
@@ -26,8 +26,6 @@ ACTIVATION = frozenset(
 DOWNLOAD = "download it again"
 #: dtypes of quantised weights.
 PACKED = frozenset(DTYPES[d] for d in ("I8", "U8", "I16", "U16", "I32", "U32", "F8_E4M3", "F8_E5M2", "F8_E8M0"))
-#: The parameters that hold the numbers themselves, in any format.
-CARRIERS = ("weight", "weight_packed", "qweight", "blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class NumberFormat(Preprocessor):
 
     @abstractmethod
     def plan_key(self) -> PlanKey:
-        """See :meth:`ktforge.stages.Stage.plan_key`; here for :meth:`stored` alone."""
+        """See :meth:`ktforge.contract.stages.Stage.plan_key`; here for :meth:`stored` alone."""
 
     @abstractmethod
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:

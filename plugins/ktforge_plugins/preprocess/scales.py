@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ktforge import TensorSpec, Unsupported, native
-from ktforge.tensors import BF16, DTYPES, F32, dtype_name
+from ktforge.contract.tensors import BF16, DTYPES, F32, dtype_name
 from ktforge_plugins.preprocess import integers
 
 #: Names in use for the scale of a weight: DeepSeek's, compressed-tensors', DeepSeek-V4's, Mistral's.

@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
-from ktforge.architectures import gate_up_of
-from ktforge.modelconfig import ModelConfig, read_model_config
-from ktforge.quantization import quantization_config
-from ktforge.stages import PlanKey, alike
+from ktforge.contract.plan import ModelConfig
+from ktforge.contract.stages import PlanKey, alike
+from ktforge.model.architectures import gate_up_of
+from ktforge.model.config import quantization_config, read_model_config
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from ktforge import Quantizer, hookimpl
-from ktforge.stages import PlanKey, alike
+from ktforge.contract.stages import PlanKey, alike
 from ktforge_plugins.quantize.integer import IntegerQuantizer
 
 

@@ -21,7 +21,7 @@ from ktforge import (
     Unsupported,
     native,
 )
-from ktforge.tensors import BF16, F32, dtype_name
+from ktforge.contract.tensors import BF16, F32, dtype_name
 
 #: The scale of an 8-bit code: what KTransformers' packed formats store, whatever their bits.
 KT_SCALE_BITS = 8

@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
-from ktforge.architectures import NUMBER
+from ktforge.model.architectures import NUMBER
 from ktforge_plugins.writers.safetensors import INDEX, SIZE_HELP, SafetensorsWriter, Size, index_json
 
 _PACKED = re.compile(rf"blk\.({NUMBER})\.ffn_(gate|up|down)_exps\.({NUMBER})\.numa\.({NUMBER})\.(weight|scale)")

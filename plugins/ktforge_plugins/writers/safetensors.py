@@ -19,9 +19,9 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
-from ktforge.checkpoint import METADATA
-from ktforge.sizes import parse_size
-from ktforge.tensors import dtype_name, total_bytes
+from ktforge.checkpoint.folder import METADATA
+from ktforge.contract.tensors import dtype_name, total_bytes
+from ktforge.text import parse_size
 
 INDEX = "model.safetensors.index.json"
 

@@ -1,0 +1,1 @@
+"""A Hugging Face folder: its files, its shards and their index."""

@@ -1,0 +1,179 @@
+"""A Hugging Face checkpoint folder: its config, its weight files, and what else lies in it. Loaders build on this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktforge.checkpoint.shards import is_mtp_file, missing_shards
+from ktforge.disk.journal import Journal
+from ktforge.disk.marks import CONFIG, JOURNAL, MANIFEST, PARTIAL, UNFINISHED
+from ktforge.disk.reading import JSON_LIMIT, check_inside, is_file, pointer_problem, read_json
+from ktforge.errors import CheckpointError
+from ktforge.text import counted
+
+#: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
+WEIGHT_SUFFIXES = frozenset(
+    [
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".gguf",
+        ".ggml",
+        ".onnx",
+        ".msgpack",
+        ".h5",
+        ".npz",
+        ".kt",
+        ".partial",
+    ]
+)
+INDEX_SUFFIX = ".index.json"
+#: What a safetensors header has beside tensors.
+METADATA = "__metadata__"
+#: Where quantisers describe their work beside config.json. Readers take the first, of Model Optimizer, for what
+#: config.json does not say; the others are AutoGPTQ's, AWQ's and AutoRound's copies of what it does.
+HF_QUANT_CONFIG = "hf_quant_config.json"
+QUANTIZATION_FILES = frozenset(
+    [HF_QUANT_CONFIG, "quantize_config.json", "quant_config.json", "quantization_config.json"]
+)
+#: A config or index larger than this is no config or index.
+CONFIG_LIMIT = 10 * 1000 * 1000
+#: Files of an index; the largest models have a few hundred.
+FILE_LIMIT = 10_000
+#: A second copy of the weights under the publisher's own names, beside the shards of Hugging Face.
+DUPLICATE = "consolidated"
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The folder at ``path``. Every method raises CheckpointError with one sentence for what it cannot use."""
+
+    path: Path
+
+    def check(self) -> None:
+        if not self.path.exists():
+            raise CheckpointError(f"{self.path} does not exist")
+        if not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is not a folder: give the folder that holds config.json")
+        snapshots = self.path / "snapshots"
+        if snapshots.is_dir() and not (self.path / CONFIG).exists():
+            found = ", ".join(str(p) for p in sorted(snapshots.iterdir())) or "there is none, so download it again"
+            raise CheckpointError(f"{self.path} is a folder of the hub's cache: give one of its snapshots: {found}")
+        if not any(self.path.iterdir()):
+            raise CheckpointError(f"{self.path} is empty: give the folder that holds config.json")
+        if not self._is_whole():
+            begun = self.begun()
+            what = f" ({begun})" if begun else ""
+            raise CheckpointError(
+                f"{self.path} is an unfinished output of ktforge{what}: run the same command again, which goes on "
+                "where it stopped, or with --restart, which begins anew"
+            )
+
+    def begun(self) -> str | None:
+        """What a run that was cut off, or still goes on, has made so far in this folder; None if there is none."""
+        path = self.path / PARTIAL / JOURNAL
+        if path.is_file() and path.stat().st_size > JSON_LIMIT:
+            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
+        journal = Journal(path)
+        formats = journal.fingerprint.get("formats")
+        if not journal.fingerprint:
+            return None
+        what = ", ".join(map(str, formats)) if isinstance(formats, list) else ""
+        return f"{what or 'no layout'}; {counted(len(journal.written), 'tensor')} written"
+
+    def _is_whole(self) -> bool:
+        """Whether there is a checkpoint: one that is to be replaced stays until the new one is complete."""
+        if (self.path / UNFINISHED).exists():
+            return False
+        return not (self.path / PARTIAL / JOURNAL).exists() or (self.path / CONFIG).exists()
+
+    def config(self) -> dict[str, Any]:
+        """The parsed config.json, with what Model Optimizer says beside it about quantisation."""
+        self.check()
+        check_inside(self.path, self.path / CONFIG)
+        config = read_json(self.path / CONFIG, CONFIG_LIMIT)
+        beside = self.path / HF_QUANT_CONFIG
+        if "quantization_config" not in config and beside.is_file():
+            check_inside(self.path, beside)
+            config["quantization_config"] = read_json(beside, CONFIG_LIMIT)
+        return config
+
+    def weight_files(self, pattern: str, index_name: str) -> tuple[list[Path], dict[str, str] | None]:
+        """The weight files and, if there is an index, its tensor name → file name.
+
+        With an index, the files are those it names, and all must exist; without, all that match ``pattern``. Files of
+        multi-token-prediction layers count in both cases, duplicates under the publisher's own names in neither.
+        """
+        self.check()
+        index = self.path / index_name
+        found = sorted(p for p in self.path.glob(pattern) if is_file(p) or p.is_symlink())  # no pipes
+        if index.exists():
+            weight_map = self._weight_map(index)
+            named = [self.path / n for n in sorted(set(weight_map.values()))]
+            known = set(named)
+            unnamed = [p for p in found if p not in known and not p.name.startswith(DUPLICATE)]
+            mtp = [p for p in unnamed if is_mtp_file(p)]
+            strange = [p for p in unnamed if not is_mtp_file(p)]
+            problems = [f"{index} names {str(p.relative_to(self.path))[:200]}, which is missing: download it again"
+                        for p in named if not is_file(p)]  # fmt: skip
+            problems += [f"{p} is not in {index.name}: remove it, or get the index that belongs to it" for p in strange]
+            files = [*named, *mtp]
+        else:
+            weight_map = None
+            files = [p for p in found if not p.name.startswith(DUPLICATE)] or found
+            problems = missing_shards(files)
+            problems += [f"{p} is a link to nothing: download it again" for p in files if not p.exists()]
+        problems += [pointer for p in files if (pointer := pointer_problem(p))]
+        if problems:
+            more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
+            raise CheckpointError(*problems[:20], *more)
+        check_inside(self.path, *files)
+        if not files:
+            self._point_below(pattern)
+        return files, weight_map
+
+    def _point_below(self, pattern: str) -> None:
+        """Raises CheckpointError where weights are in sub-folders only, and names those."""
+        found = (p for depth in range(1, 4) for p in self.path.glob("*/" * depth + pattern))  # it may be a whole disk
+        below = sorted(
+            {p.parent for p in found if not any(part.startswith(".") for part in p.relative_to(self.path).parts)}
+        )
+        if below:
+            folders = ", ".join(map(str, below[:5])) + (" …" if len(below) > 5 else "")
+            raise CheckpointError(f"{self.path} has no index, and {pattern} only in sub-folders: give one of {folders}")
+
+    @staticmethod
+    def _weight_map(index: Path) -> dict[str, str]:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not set(map(type, weight_map.values())) <= {str}:
+            raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
+        names = set(weight_map.values())
+        if len(names) > FILE_LIMIT:
+            raise CheckpointError(f"{index} names {len(names):,} files: too many to be the index of a checkpoint")
+        for name in names:
+            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+                raise CheckpointError(f"{index} points outside its folder, to {name[:200]!r}")
+        return weight_map
+
+    def side_files(self) -> list[Path]:
+        """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones."""
+        found: list[Path] = []
+        pointers: list[str] = []
+        for path in sorted(self.path.rglob("*")):
+            relative = path.relative_to(self.path)
+            if any(part.startswith(".") for part in relative.parts) or not path.is_file():
+                continue
+            if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX):
+                continue
+            if pointer := pointer_problem(path):
+                pointers.append(pointer)
+            if str(relative) not in (CONFIG, MANIFEST):
+                found.append(relative)
+        check_inside(self.path, *(self.path / relative for relative in found))
+        if pointers:
+            raise CheckpointError(*pointers)
+        return found

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
+
+NAME = "dequantize"
+
+
+@takes_run_options
+def command(
+    input_path: InputPath,
+    output: Output,
+    block: Block = None,
+    plugins: PluginFiles = None,
+    *,
+    options: RunOptions,
+) -> None:
+    """Read a quantised output back and write an ordinary BF16 checkpoint."""
+    from ktforge.cli.progress import carry_out
+    from ktforge.pipeline.presets import dequantize_pipeline
+
+    registry = installed(block, plugins)
+    pipeline = dequantize_pipeline(input_path, output, registry)
+    carry_out(pipeline, registry, options)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NAME = "new-plugin"
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What follows use: in pipeline files, such as my-int3.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="The folder to write.  [default: ktforge-NAME]")
+    ] = None,
+) -> None:
+    """Write the package of a plugin to start from: a quantizer, a layout, and their tests."""
+    from ktforge.contract.registry import Registry
+    from ktforge.errors import ConfigError
+    from ktforge.skeleton import write_skeleton
+
+    taken = [e for e in Registry.installed().entries() if e.cls.name == name]
+    if taken:
+        raise ConfigError(f"there is a {taken[0].cls.stage} called {name!r} already ({taken[0]}): choose another name")
+    folder = write_skeleton(name, output)
+    typer.echo(f"{folder}: next, pip install --editable {folder}, then ktforge plugins")

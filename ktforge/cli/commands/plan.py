@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ktforge.cli.kept import keep
+from ktforge.cli.options import Block, PipelineFile, PluginFiles, Sets, installed
+from ktforge.cli.table import show_rows
+
+if TYPE_CHECKING:
+    from ktforge.contract.plan import Plan
+
+NAME = "plan"
+
+
+def command(
+    pipeline: PipelineFile,
+    sets: Sets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    block: Block = None,
+    plugins: PluginFiles = None,
+) -> None:
+    """Show what a pipeline file would do, and everything that speaks against it, from headers alone."""
+    from ktforge.pipeline.file import load_pipeline
+
+    registry = installed(block, plugins)
+    plan = load_pipeline(pipeline, registry, sets or ()).plan(registry)
+    show(plan, as_json=as_json)
+
+
+def show(plan: Plan, *, as_json: bool, workers: int | None = None) -> None:
+    """Prints the plan for so many ``workers`` (default: one a core), then raises PlanError if it has refusals."""
+    keep(plan)
+    if as_json:
+        typer.echo(json.dumps(summary(plan), indent=2))
+        if plan.problems:
+            raise typer.Exit(1)
+        return
+    show_rows(_rows(plan, workers))
+    plan.check()
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data, for ``--json``."""
+    from ktforge.output.folder import outlook
+    from ktforge.running.execute import default_workers
+
+    workers = default_workers()
+    return {
+        "model_type": plan.model.model_type,
+        "experts": plan.model.experts,
+        "moe_layers": sorted(plan.model.moe_layers),
+        "units": len(plan.units),
+        "expert_units": plan.expert_units,
+        "files": [{"path": f.path, "bytes": f.nbytes, "tensors": len(f.tensors)} for f in plan.files],
+        "formats": list(plan.formats),
+        "methods": list(plan.methods),
+        "source_bytes": plan.source_bytes,
+        "output_bytes": plan.output_bytes,
+        "workers": workers,
+        "peak_memory_bytes": plan.peak_memory(workers),
+        "left_out": [t.name for t in plan.left_out],
+        "output_folder": outlook(plan),
+        "problems": list(plan.problems),
+    }
+
+
+def _rows(plan: Plan, workers: int | None) -> list[tuple[str, str]]:
+    from ktforge.contract.tensors import total_bytes
+    from ktforge.output.folder import outlook
+    from ktforge.running.execute import default_workers
+    from ktforge.text import counted, size_text
+
+    model, workers = plan.model, workers or default_workers()
+    experts = f"{counted(model.experts, 'expert')} in {counted(len(model.moe_layers), 'layer')}"
+    rows = [("model", f"{model.model_type or 'unknown type'}, {experts if model.experts else 'dense'}")]
+    if not plan.problems:
+        of_them = f", {plan.expert_units:,} of them {'expert' if plan.expert_units == 1 else 'experts'}"
+        rows += [
+            ("units", f"{len(plan.units):,}{of_them if model.experts else ''}"),
+            ("source", size_text(plan.source_bytes)),
+        ]
+        ratio = plan.source_bytes / plan.output_bytes if plan.output_bytes else 0
+        files = counted(len(plan.files), "file")
+        peak = size_text(plan.peak_memory(workers))
+        rows += [
+            ("output", f"{size_text(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
+            ("compression", f"{ratio:.2f} : 1"),
+            ("peak memory", f"{peak} for {counted(workers, 'unit')} at once, beside Python's own"),
+        ]
+    if plan.left_out:
+        size = size_text(total_bytes(plan.left_out))
+        more = f", {plan.left_out[0].name} among them" if len(plan.left_out) > 1 else f", {plan.left_out[0].name}"
+        rows.append(("left out", f"{counted(len(plan.left_out), 'tensor')}, {size}{more}"))
+    if foreseen := outlook(plan):
+        rows.append(("output folder", foreseen))
+    return rows

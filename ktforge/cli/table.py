@@ -1,0 +1,16 @@
+"""How commands show what they know: a label and what goes with it, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+
+def show_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Prints the rows, the labels as wide as the widest of them."""
+    from ktforge.text import printable
+
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        typer.echo(f"{label:<{width}}  {printable(value)}")

@@ -1,0 +1,280 @@
+"""What a run will do, as plain data: the five stages with rules, what becomes of every unit, and the files."""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
+
+from ktforge.contract.rules import Rule
+from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Result, Stage
+from ktforge.contract.tensors import FileSpec, SourceFile, TensorSpec, UnitSpec, total_bytes
+from ktforge.errors import PlanError
+from ktforge.text import counted, size_text
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What config.json says about a model. A dense one has ``experts`` and ``expert_size`` 0, ``moe_layers`` empty."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    experts: int
+    expert_size: int
+    moe_layers: frozenset[int]
+
+
+class Sink(Protocol):
+    """What an open writer offers to the workers; thread-safe."""
+
+    def has(self, tensor: TensorSpec) -> bool:
+        """Whether an earlier run, which was cut off, has put a planned tensor in its place."""
+
+    def write(self, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
+        """Puts a planned tensor in its place, or if ``row`` is given, those rows of its first axis that begin there.
+
+        The memory of ``data`` is used again when this returns.
+        """
+
+
+class Writer(Stage):
+    """Puts the output tensors into files."""
+
+    stage: ClassVar[str] = "writer"
+
+    @abstractmethod
+    def plan(self, tensors: Sequence[TensorSpec], formats: Sequence[str]) -> Sequence[FileSpec]:
+        """The files for these output tensors. ``formats`` names the layouts' formats among them."""
+
+    @abstractmethod
+    def open(
+        self, plan: Plan, *, overwrite: bool = False, restart: bool = False, verify: bool = False
+    ) -> AbstractContextManager[Sink]:
+        """Yields a sink. A clean exit publishes the files, the index last; after an exception none of them is.
+
+        ``overwrite`` replaces a finished output, ``restart`` discards an unfinished one, ``verify`` compares the hashes
+        of what that one holds. A writer that keeps nothing of an unfinished output ignores the last two.
+        """
+
+    def folder(self) -> Path | None:
+        """The output folder, None if there is none."""
+        return None
+
+
+#: In the order in which data passes them.
+STAGES: tuple[type[Stage], ...] = (Loader, Preprocessor, Quantizer, Layout, Writer)
+
+#: What a rule uses instead of a quantizer to leave a weight as it is.
+KEEP = "keep"
+
+
+class Runtime(BaseModel):
+    """What the engine will be started with; recorded in the manifest for whoever starts it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    cpuinfer_threads: int | None = Field(default=None, ge=1, description="Threads of the engine.")
+
+
+class Recipe(BaseModel):
+    """loader → preprocess → quantize → layout → writer. Without quantize and layout it only converts.
+
+    ``rules`` say which weights get another quantizer than ``quantize``, or none. Where none matches, a MoE model's
+    routed experts are quantised, and a dense model's linear weights but lm_head and embeddings.
+
+    ``mtp``: keep or omit multi-token-prediction layers, always whole; by default they are kept where there is no
+    layout, since engines take them from the original checkpoint.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    version: Literal[1] = Field(default=1, description="Version of the pipeline file's form.")
+    loader: InstanceOf[Loader]
+    preprocess: tuple[InstanceOf[Preprocessor], ...] = ()
+    quantize: InstanceOf[Quantizer] | None = None
+    rules: tuple[Rule, ...] = Field(default=(), description="What gets another quantizer or none, under `quantize`.")
+    layout: InstanceOf[Layout] | None = None
+    writer: InstanceOf[Writer]
+    mtp: Literal["omit", "keep"] | None = Field(
+        default=None, description="Keep or omit multi-token-prediction layers, whole. Default: a layout omits them."
+    )
+    runtime: Runtime = Runtime()
+
+    @model_validator(mode="after")
+    def _quantize_with_layout(self) -> Self:
+        if (self.quantize is None) != (self.layout is None):
+            raise ValueError("quantize and layout go together: give both, or neither to convert without quantising")
+        if self.rules and self.quantize is None:
+            raise ValueError("rules say what is quantised, and there is no quantize")
+        return self
+
+    def stages(self) -> Iterator[Stage]:
+        """The stages in the order in which data passes them."""
+        yield self.loader
+        yield from self.preprocess
+        yield from (s for s in (self.quantize, self.layout) if s is not None)
+        yield self.writer
+
+    def all_stages(self) -> Iterator[Stage]:
+        """The stages, those that only rules name among them."""
+        yield from self.stages()
+        yield from (rule.quantizer for rule in self.rules if rule.quantizer is not None)
+
+    @property
+    def keeps_mtp(self) -> bool:
+        """Whether multi-token-prediction layers are in the output: a layout holds the model's own layers; a checkpoint
+        that is only converted keeps all it has."""
+        return self.mtp == "keep" or (self.mtp is None and self.layout is None)
+
+    def bound(self, config: Mapping[str, Any]) -> Self:
+        """This pipeline with every stage told what the source's config.json says."""
+        return self.model_copy(
+            update={
+                "preprocess": tuple(s.bind(config) for s in self.preprocess),
+                "quantize": self.quantize and self.quantize.bind(config),
+                "rules": tuple(_bound(r, config) for r in self.rules),
+                "layout": self.layout and self.layout.bind(config),
+            }
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of a pipeline file for this pipeline, defaults spelled out."""
+        named: dict[str, Any] = {"version": self.version, "loader": _named(self.loader)}
+        if self.preprocess:
+            named["preprocess"] = [_named(s) for s in self.preprocess]
+        if self.quantize and self.layout:
+            named["quantize"], named["layout"] = _named(self.quantize), _named(self.layout)
+            if self.rules:
+                named["quantize"]["rules"] = [
+                    {"match": r.match, **(_named(r.quantizer) if r.quantizer else {"use": KEEP})} for r in self.rules
+                ]
+        named["writer"] = _named(self.writer)
+        if self.mtp:
+            named["mtp"] = self.mtp
+        runtime = self.runtime.model_dump(exclude_none=True)
+        return {**named, "runtime": runtime} if runtime else named
+
+
+def _bound(rule: Rule, config: Mapping[str, Any]) -> Rule:
+    return rule.model_copy(update={"quantizer": rule.quantizer and rule.quantizer.bind(config)})
+
+
+def _named(stage: Stage) -> dict[str, Any]:
+    held = {k: v for k in type(stage).model_fields if isinstance(v := getattr(stage, k), Stage)}
+    plain = stage.model_dump(mode="json", exclude_none=True, exclude=set(held))
+    return {"use": stage.name, **plain, **{k: _named(v) for k, v in held.items()}}
+
+
+class PlannedUnit(NamedTuple):
+    """A unit as the loader finds it, the units that each preprocessor makes of it, and the last ones' results.
+
+    A unit has several results where rules treat its projections differently.
+
+    ``share_rows``: rows of the first axis that one of its shares has, 0 if it is worked on as a whole.
+    ``working_bytes``: bytes of all arrays that may live while one of its shares is worked on, at most.
+    """
+
+    source: UnitSpec
+    steps: tuple[tuple[UnitSpec, ...], ...]
+    results: tuple[tuple[Result, ...], ...]
+    share_rows: int
+    working_bytes: int
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        return [tensor for results in self.results for result in results for tensor in result.outputs]
+
+    @property
+    def shares(self) -> int:
+        """How many pieces of it are worked on one by one."""
+        return -(-self.source.first_axis // self.share_rows) if self.share_rows else 1
+
+
+def results_of(units: Iterable[PlannedUnit]) -> Iterator[Result]:
+    """What becomes of all units, in their order."""
+    return (result for unit in units for results in unit.results for result in results)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What a run will do. ``problems`` holds one sentence per refusal; a plan with any cannot be run.
+
+    ``config_json`` is the output's config.json, None if the source has none to give. ``left_out`` are the tensors of
+    the source that are in no output, whole layers beyond the model's among them.
+    """
+
+    pipeline: Recipe
+    model: ModelConfig
+    units: tuple[PlannedUnit, ...]
+    files: tuple[FileSpec, ...]
+    config_json: bytes | None
+    side_files: tuple[Path, ...]
+    sources: tuple[SourceFile, ...]
+    left_out: tuple[TensorSpec, ...]
+    problems: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """In one line: what it holds has a million."""
+        what = f"{counted(len(self.units), 'unit')}, {counted(len(self.files), 'file')}"
+        return f"<Plan: {what}, {counted(len(self.problems), 'problem')}>"
+
+    def check(self) -> None:
+        """Raises PlanError with all problems, if there are any."""
+        if self.problems:
+            raise PlanError(*self.problems)
+
+    def check_memory(self, limit: int | None) -> None:
+        """Raises PlanError if a unit alone needs more than ``limit`` bytes (None: no limit)."""
+        largest = max(self.units, key=lambda u: u.working_bytes, default=None)
+        if limit is not None and largest is not None and largest.working_bytes > limit:
+            megabytes = -(-largest.working_bytes // 10**6)
+            raise PlanError(
+                f"{largest.source.name} needs {size_text(largest.working_bytes)}, more than the memory limit of "
+                f"{size_text(limit)}: allow {megabytes:,} MB or more"
+            )
+
+    @cached_property
+    def source_bytes(self) -> int:
+        return total_bytes(chain.from_iterable([u.source.tensors.values() for u in self.units]))
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """``source_bytes`` as the source's files have them: fewer where the loader unpacks what it reads."""
+        return min(self.source_bytes, sum(f.nbytes for f in self.sources) or self.source_bytes)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return sum(f.nbytes for f in self.files)
+
+    @cached_property
+    def expert_units(self) -> int:
+        return sum(u.source.experts for u in self.units)
+
+    @property
+    def results(self) -> Iterator[Result]:
+        """What becomes of every unit, in their order."""
+        return results_of(self.units)
+
+    @cached_property
+    def formats(self) -> tuple[str, ...]:
+        """The layouts' formats in the output, such as kt-amx-int4/1."""
+        return tuple(sorted({r.packed.format for r in self.results if r.packed}))
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """The quantizers' methods, such as absmax-int4/1."""
+        return tuple(sorted({r.quant.method for r in self.results if r.quant}))
+
+    def peak_memory(self, workers: int) -> int:
+        """Bytes of all that is in flight at the worst moment; the interpreter and its libraries come on top."""
+        largest = heapq.nlargest(workers, self.units, key=attrgetter("working_bytes"))
+        return sum([u.working_bytes for u in largest for _ in range(min(workers, u.shares))][:workers])

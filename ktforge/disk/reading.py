@@ -1,0 +1,82 @@
+"""Strangers' files, read with care."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from ktforge.errors import CheckpointError
+
+JSON_LIMIT = 100 * 1000 * 1000
+#: What Git LFS leaves in place of a file that was not fetched (https://git-lfs.com, pointer specification).
+POINTER = b"version https://git-lfs.github.com/spec/v1"
+POINTER_LIMIT = 1024
+
+
+def pointer_problem(path: Path) -> str | None:
+    """What to say about a Git-LFS pointer in place of a file; None for anything else."""
+    if not is_file(path) or path.stat().st_size > POINTER_LIMIT:
+        return None
+    with path.open("rb") as opened:
+        if opened.read(len(POINTER)) != POINTER:
+            return None
+    return f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in its repository"
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; not where its name is longer than the system allows."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def check_inside(folder: Path, *paths: Path) -> None:
+    """Raises CheckpointError for a symbolic link out of the checkpoint, which could bring any file into the output.
+
+    The hub's cache is of such links: ``snapshots/<revision>/<file>`` leads to ``blobs/<hash>`` beside ``snapshots``.
+    """
+    here = folder.resolve()
+    allowed = [here] + ([here.parent.parent / "blobs"] if here.parent.name == "snapshots" else [])
+    for path in paths:
+        target = path.resolve()
+        if not any(target.is_relative_to(place) for place in allowed):
+            raise CheckpointError(f"{path} is a link to {target}, outside the checkpoint: put the file itself there")
+
+
+def parse_json(text: bytes) -> Any:
+    """Strict JSON: raises ValueError for a key that an object has twice, and for NaN; RecursionError if too deep."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise ValueError("a key stands there twice")
+        return made
+
+    def number(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON number")
+
+    return json.loads(text, object_pairs_hook=unique, parse_constant=number)
+
+
+def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
+    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(f"{path} is not a file")
+        if path.stat().st_size > limit:
+            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
+        if pointer := pointer_problem(path):
+            raise CheckpointError(pointer)
+        value = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: download it again, or give the folder that holds it") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {str(error)[:200]}: download it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return value

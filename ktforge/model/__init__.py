@@ -1,0 +1,1 @@
+"""What config.json and tensor names mean: experts, layers, families, multi-token prediction."""

@@ -1,0 +1,1 @@
+"""An output folder: opened, gone on with, filled, published."""

@@ -1,0 +1,60 @@
+"""ktforge_manifest.json: what an output was made from, and how."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ktforge.contract.plan import Plan
+
+#: Version of the manifest's own form.
+MANIFEST_FORMAT = "ktforge-manifest/1"
+
+
+def manifest(plan: Plan) -> dict[str, Any]:
+    """The manifest of a plan. It holds no times and no machine's name: equal inputs give equal manifests."""
+    pipeline = plan.pipeline
+    folder = pipeline.loader.folder()
+    return {
+        "format": MANIFEST_FORMAT,
+        "ktforge": version("ktforge"),
+        "formats": list(plan.formats),
+        "methods": list(plan.methods),
+        "threadpool_count": getattr(pipeline.layout, "threadpool_count", None),
+        "cpuinfer_threads": pipeline.runtime.cpuinfer_threads,
+        "pipeline": pipeline.to_dict(),
+        "source": [
+            {"file": _name(s.path, folder), "bytes": s.nbytes, "header_xxh3_128": s.header_hash} for s in plan.sources
+        ],
+        "side_files": [str(p) for p in plan.side_files],
+        **_lost_names(plan),
+        "left_out": [t.name for t in plan.left_out],
+    }  # fmt: skip
+
+
+def _name(file: Path, folder: Path | None) -> str:
+    """A source file as its folder knows it: shards in sub-folders may have equal names."""
+    return file.relative_to(folder).as_posix() if folder is not None and file.is_relative_to(folder) else file.name
+
+
+def _lost_names(plan: Plan) -> dict[str, Any]:
+    """What the layout's own inverse would not give back of the source's names: for ``ktforge dequantize``."""
+    layout = plan.pipeline.layout
+    if layout is None:
+        return {}
+    renamed = {
+        tensor.name: result.unit.tensors[role].name
+        for result in plan.results
+        for role, tensor in (result.renamed or {}).items()
+        if layout.original(tensor.name) != result.unit.tensors[role].name
+    }
+    expert = next((r.unit for r in plan.results if r.packed and r.unit.is_expert), None)
+    prefix = expert.name.partition("layers.")[0] if expert else None
+    return {"renamed": renamed, "expert_prefix": prefix}
+
+
+def manifest_json(plan: Plan) -> bytes:
+    """The bytes of ktforge_manifest.json."""
+    return (json.dumps(manifest(plan), indent=2) + "\n").encode()

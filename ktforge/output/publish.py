@@ -1,0 +1,163 @@
+"""The last step of a run: complete files take their names, so that at no moment a part of them passes for the whole.
+
+A folder cannot be exchanged in one step where a user's files may lie in it, so while its files change, a file called
+``UNFINISHED.safetensors`` lies there which is none. A loader that walks the folder for ``*.safetensors`` fails on it.
+Every step can be done again, so a run that was cut off here is finished by the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ktforge.contract.plan import Plan
+from ktforge.disk import writing
+from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, UNFINISHED, staged
+from ktforge.disk.reading import read_json
+from ktforge.errors import CheckpointError, OutputError
+from ktforge.output.manifest import manifest_json
+
+#: The first 8 bytes of UNFINISHED, read as the length of a safetensors header, are more than any file has.
+_NOTE = b"This folder holds an unfinished output of ktforge. Run the same command again: it goes on where it stopped.\n"
+#: What an engine would take for weights of this folder; --overwrite removes it before the new files take its place.
+STALE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "_layer_*/_numa_*/*.kt")
+#: Where the manifest of the output that is being replaced waits until all that it lists is gone.
+_PREVIOUS = "previous_manifest.json"
+
+
+def published(plan: Plan, documents: Iterable[str]) -> list[str]:
+    """Every file of an output but its manifest, weights first, relative to its folder."""
+    config = [CONFIG] if plan.config_json is not None else []
+    return [*(f.path for f in plan.files), *map(str, plan.side_files), *config, *documents]
+
+
+def stage_documents(staging: Path, plan: Plan, documents: Mapping[str, bytes]) -> None:
+    """Writes all that is no weight file into the staging folder, synced."""
+    texts = {**documents, MANIFEST: manifest_json(plan)}
+    if plan.config_json is not None:
+        texts[CONFIG] = plan.config_json
+    targets = {name: staged(staging, name) for name in (*map(str, plan.side_files), *texts)}
+    for target in targets.values():
+        writing.make_folders(target.parent)
+    for name, content in texts.items():
+        writing.write_file(targets[name], content)
+    source = plan.pipeline.loader.folder()
+    for relative in plan.side_files:
+        assert source is not None
+        writing.copy_file(source / relative, targets[str(relative)])
+    _sync_parents(targets.values())
+
+
+def nested_weights(folder: Path) -> list[str]:
+    """A sentence for each of the files below ``folder`` that no output of ktforge has, and a loader would take."""
+    below = [path for path in folder.rglob("*.safetensors") if path.parent != folder]
+    return [
+        f"{path} holds weights, and a loader that walks {folder} would take them for the output's: move them elsewhere"
+        for path in sorted(below)[:20]
+    ]
+
+
+def _appeared(folder: Path, staging: Path, paths: list[str]) -> list[str]:
+    """A sentence for each file that was put into a folder which was empty when the run began, and is in the way."""
+    weights = {path for pattern in STALE for path in folder.glob(pattern)} - {folder / p for p in (*paths, UNFINISHED)}
+    taken = {folder / p for p in paths if staged(staging, p).exists() and (folder / p).exists()}
+    return [
+        f"{path} has appeared since the run began: move it elsewhere, then run the same command again"
+        for path in sorted(weights | taken)[:20]
+    ]
+
+
+def publish(folder: Path, staging: Path, paths: list[str], *, overwrite: bool) -> None:
+    """Renames ``paths`` into place, then the manifest, and takes away what an earlier output left.
+
+    Files that have been renamed already are passed over.
+    """
+    targets = [folder / p for p in paths]
+    manifest, waiting = folder / MANIFEST, staged(staging, MANIFEST)
+    if not waiting.exists():
+        gone = next((target for target in (manifest, *targets) if not target.exists()), None)
+        if any(staged(staging, path).exists() for path in paths):  # what is in place is of the output before
+            gone = waiting
+        if gone is not None:
+            again = "--restart --overwrite" if overwrite else "--restart"
+            raise OutputError(f"{gone} is gone from the unfinished output: start over with {again}")
+    else:
+        problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths))
+        if problems:
+            raise OutputError(*problems)
+        mark_unfinished(folder)
+        if manifest.exists():
+            writing.rename(manifest, staging / _PREVIOUS)
+            _sync_parents([staging / _PREVIOUS, manifest])
+        _remove_files(folder, _listed(staging / _PREVIOUS), keep={*targets, folder / UNFINISHED})
+        for target in targets:
+            _check_inside(folder, target)
+            writing.make_folders(target.parent)
+        for path, target in zip(paths, targets, strict=True):
+            if staged(staging, path).exists():
+                writing.rename(staged(staging, path), target)
+            elif not target.exists():
+                raise OutputError(f"{target} is gone from the unfinished output: start over with --restart")
+        _sync_parents(targets)
+        writing.rename(waiting, manifest)
+        writing.sync_folder(folder)
+    writing.remove(folder / UNFINISHED)
+    writing.sync_folder(folder)
+    clear(staging)
+
+
+def mark_unfinished(folder: Path) -> None:
+    if not (folder / UNFINISHED).exists():
+        writing.write_file(folder / UNFINISHED, _NOTE)
+        writing.sync_folder(folder)
+
+
+def discard(folder: Path, staging: Path) -> None:
+    """Removes an unfinished output. What it has published so far goes too; the folder then stays marked."""
+    if (folder / UNFINISHED).exists():
+        listed = [*_listed(staging / _PREVIOUS), *_listed(staged(staging, MANIFEST)), *_listed(folder / MANIFEST)]
+        writing.remove(folder / MANIFEST)
+        _remove_files(folder, listed, keep={folder / UNFINISHED})
+    clear(staging)
+
+
+def clear(staging: Path) -> None:
+    """Empties the staging folder, the journal last; the lock stays."""
+    for path in sorted(staging.iterdir(), key=lambda p: p.name == JOURNAL):
+        if path.is_dir() and not path.is_symlink():
+            writing.remove_tree(path)
+        elif path.name != LOCK:
+            writing.remove(path)
+
+
+def _listed(manifest: Path) -> Iterator[str]:
+    """The side files that a manifest names; none if it is missing or no manifest."""
+    try:
+        names = read_json(manifest).get("side_files", [])
+    except CheckpointError:
+        return
+    yield from (n for n in names if isinstance(n, str))
+
+
+def _remove_files(folder: Path, names: Iterable[str], keep: set[Path]) -> None:
+    """Takes away an earlier output's files; other files of the user's stay."""
+    listed = (folder / n for n in names if ".." not in Path(n).parts and not Path(n).is_absolute())
+    weights = (path for pattern in STALE for path in folder.glob(pattern))
+    removed = [p for p in (*listed, *weights) if (p.is_file() or p.is_symlink()) and p not in keep]
+    for path in removed:
+        _check_inside(folder, path)
+        writing.remove(path)
+    _sync_parents(removed)
+    for inner in (*folder.glob("_layer_*/_numa_*"), *folder.glob("_layer_*")):
+        if inner.is_dir() and not any(inner.iterdir()):
+            writing.remove_folder(inner)
+
+
+def _check_inside(folder: Path, path: Path) -> None:
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise OutputError(f"{path} would lie outside {folder}, behind a symbolic link: remove the link")
+
+
+def _sync_parents(paths: Iterable[Path]) -> None:
+    for parent in {p.parent for p in paths}:
+        writing.sync_folder(parent)

@@ -1,0 +1,164 @@
+"""The whole run, known before the first weight is read: units, output tensors, files, memory, and every refusal."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ktforge.checkpoint.folder import QUANTIZATION_FILES, CheckpointFolder
+from ktforge.contract.checks import blame
+from ktforge.contract.plan import ModelConfig, Plan, PlannedUnit, Recipe, results_of
+from ktforge.contract.stages import Result
+from ktforge.contract.tensors import FileSpec, TensorSpec
+from ktforge.disk.marks import CONFIG
+from ktforge.errors import CheckpointError, Problems, Unsupported
+from ktforge.model.config import quantization_config
+from ktforge.model.grouping import group
+from ktforge.model.mtp import check_extra, without_extra
+from ktforge.model.source import Source, read_source
+from ktforge.output.folder import check_output
+from ktforge.output.space import shortages
+from ktforge.planning.kinds import plan_units
+from ktforge.planning.targets import Targets
+from ktforge.planning.unit import edited_config, later_refusals
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Plans a run from headers and config.json. Refusals end up in ``problems``.
+
+    Raises CheckpointError if the checkpoint cannot be read at all.
+    """
+    with _without_collection():
+        return _make_plan(recipe)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A plan is hundreds of thousands of objects without a cycle; looking for cycles took a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _make_plan(recipe: Recipe) -> Plan:
+    source = read_source(recipe.loader)
+    config, model = source.config, source.model
+    check_dense(recipe, model)
+    grouping = group(source.tensors, model)
+    with_extra = recipe.keeps_mtp
+    if with_extra:
+        check_extra(grouping, model, config)
+    problems = grouping.problems
+    bound = recipe.bound(config)
+    targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
+    later: dict[tuple[str, ...], tuple[str, ...]] = {}
+    left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
+    # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
+    wanted = [u for u in grouping.ordered(with_extra) if not u.fused or u.experts == model.experts]
+    units: list[PlannedUnit] = []
+    outputs: list[TensorSpec] = []
+    for unit, planned in zip(wanted, plan_units(bound, wanted, model, targets), strict=True):
+        if isinstance(planned, Unsupported):
+            told = tuple(map(unit.shorten, planned.problems))
+            if told not in later:
+                later[told] = tuple(map(unit.shorten, later_refusals(bound, unit, model, targets)))
+            for problem in (*told, *later[told]):
+                problems.add(problem, unit.name)
+        elif made := planned.outputs:
+            units.append(planned)
+            outputs.extend(made)
+        else:
+            left_out.extend(unit.tensors.values())
+    for pattern in targets.unused():
+        problems.add(f"the rule {pattern!r} matches no weight that can be quantised, or comes behind one that does")
+    edited = config if with_extra or not grouping.extra else without_extra(config, model)
+    results = list(results_of(units))
+    edited = edited_config(bound, edited, results, problems)
+    files = _plan_files(bound, units, outputs, results, problems) if not problems.lines() else ()
+    plan = Plan(
+        bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
+        source.files, tuple(left_out), problems.lines(),
+    )  # fmt: skip
+    folder = recipe.writer.folder()
+    if folder is None:
+        return plan
+    wrong = check_output(folder, recipe.loader.folder()) or shortages(folder, files)
+    return replace(plan, problems=(*plan.problems, *wrong))
+
+
+def _plan_files(
+    recipe: Recipe,
+    units: Sequence[PlannedUnit],
+    outputs: Sequence[TensorSpec],
+    results: Sequence[Result],
+    problems: Problems,
+) -> Sequence[FileSpec]:
+    """The files for ``outputs``, which with ``results`` are those of ``units``."""
+    formats = {r.packed.format for r in results if r.packed}
+    if len({t.name for t in outputs}) < len(outputs):
+        origin: dict[str, str] = {}
+        for unit in units:
+            for tensor in unit.outputs:
+                if tensor.name in origin:
+                    problems.add(f"{origin[tensor.name]} and {unit.source.name} would both be called {tensor.name}")
+                origin[tensor.name] = unit.source.name
+        return ()
+    if not outputs:
+        problems.add("the checkpoint has no tensor to write: nothing would be in the output")
+        return ()
+    try:
+        with blame(recipe.writer, "the output"):
+            files = recipe.writer.plan(outputs, sorted(formats))
+            sum(file.nbytes for file in files)  # a header may be counted only now, by the writer's code
+            return files
+    except Unsupported as refusal:
+        problems.extend(refusal.problems)
+        return ()
+
+
+def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Those that go along; what describes another quantisation than the output's does not."""
+    if quantization_config(edited) == quantization_config(source.config):
+        return source.side_files
+    return tuple(p for p in source.side_files if str(p) not in QUANTIZATION_FILES)
+
+
+def _config_json(recipe: Recipe, edited: Mapping[str, Any]) -> bytes | None:
+    """The source's own bytes where nothing was changed."""
+    folder = recipe.loader.folder()
+    if folder is not None and (folder / CONFIG).is_file() and edited == CheckpointFolder(folder).config():
+        return (folder / CONFIG).read_bytes()
+    return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
+
+
+def check_dense(recipe: Recipe, model: ModelConfig) -> None:
+    """Raises CheckpointError if ``model`` is dense and the pipeline is about experts.
+
+    It is if its layout holds nothing else. Without a layout, its preprocessors are all that it does; with one that
+    holds dense models, they are what its input goes through, and may find no expert there.
+    """
+    if model.experts:
+        return
+    asked = [recipe.layout] if recipe.layout else recipe.preprocess
+    stage = next((s for s in asked if s.experts_only), None)
+    if stage is None:
+        return
+    named = f"model_type {model.model_type}" if model.model_type else "no model_type"
+    mend = (
+        f"the layout {stage.name} holds nothing else; the layout compressed-tensors does"
+        if recipe.layout
+        else f"{stage.name} is for nothing else; preprocessors of one number format, such as fp8, take any model"
+    )
+    raise CheckpointError(
+        f"this is a dense model ({named}; config.json names no experts): there are no MoE experts to convert, "
+        f"and {mend}"
+    )

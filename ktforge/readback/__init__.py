@@ -1,0 +1,1 @@
+"""Packed folders: whose they are, and their weights presented as BF16."""

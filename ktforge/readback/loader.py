@@ -1,0 +1,182 @@
+"""A quantised output, read back as the BF16 checkpoint that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import InstanceOf, PrivateAttr
+
+from ktforge import native
+from ktforge.contract.checks import blame
+from ktforge.contract.registry import Registry
+from ktforge.contract.stages import Layout, Loader
+from ktforge.contract.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec, UnitSpec
+from ktforge.errors import CheckpointError
+from ktforge.model.config import quantization_config, without_quantization
+from ktforge.readback.packed import Packed, find_packed
+
+#: Weights that are restored at a time: 1 MB of float32, which stays in the cache.
+BAND = 1 << 18
+
+
+def require_packed(loader: Loader, registry: Registry, ordinary: Sequence[TensorSpec] | None = None) -> Packed:
+    """What :func:`ktforge.readback.packed.find_packed` finds. Raises CheckpointError if that is nothing."""
+    packed = find_packed(loader, registry, ordinary)
+    if packed is None and quantization_config(loader.config()):
+        raise CheckpointError(
+            f"{loader.folder()} was not packed by ktforge, but its config.json says how it is quantised: "
+            "`ktforge moe-to-bf16` makes BF16 of it, and `ktforge convert` reads it as it is"
+        )
+    if packed is None:
+        raise CheckpointError(f"{loader.folder()} holds no packed weights that an installed layout can read back")
+    return packed
+
+
+def packed_loader(inner: Loader, packed: Packed) -> PackedLoader:
+    """A loader of what is packed in the folder that ``inner`` reads."""
+    loader = PackedLoader(inner=inner, layout=packed.layout)
+    loader.name_by(packed.manifest)
+    return loader
+
+
+class PackedLoader(Loader):
+    """Presents what ``inner`` loads, packed by ``layout``, as BF16 weights under the names of the source."""
+
+    name: ClassVar[str] = "packed"
+    inner: InstanceOf[Loader]
+    layout: InstanceOf[Layout]
+
+    #: Weight name → the spec of its unit and its role there.
+    _packed: dict[str, tuple[QuantSpec, str]] = PrivateAttr(default_factory=dict)
+    #: Stored name → stored tensor; and the stored name of every tensor that passes through.
+    _stored: dict[str, TensorSpec] = PrivateAttr(default_factory=dict)
+    _passed: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    #: What only the manifest knows: output name → source name, and what stood before ``layers.`` in experts' names.
+    _renamed: dict[str, str] = PrivateAttr(default_factory=dict)
+    _prefix: str | None = PrivateAttr(default=None)
+
+    def name_by(self, manifest: Mapping[str, Any]) -> None:
+        """Takes the source's names from a manifest of ktforge, as far as it has them."""
+        renamed, prefix = manifest.get("renamed"), manifest.get("expert_prefix")
+        if isinstance(renamed, dict):
+            self._renamed = {k: v for k, v in renamed.items() if isinstance(v, str)}
+        if isinstance(prefix, str):
+            self._prefix = prefix
+
+    def folder(self) -> Path | None:
+        return self.inner.folder()
+
+    def config(self) -> Mapping[str, Any]:
+        return without_quantization(self.inner.config())
+
+    def side_files(self) -> Sequence[Path]:
+        return self.inner.side_files()
+
+    def sources(self) -> Sequence[SourceFile]:
+        return self.inner.sources()
+
+    def scan(self) -> Iterator[TensorSpec]:
+        self._stored = {spec.name: spec for spec in self.inner.scan()}
+        problems: list[str] = []
+        used: set[str] = set()
+        with blame(self.layout, "the packed tensors"):
+            found = list(self.layout.find(self._stored, self.inner.config(), self.inner.read))
+            found = [spec._replace(unit=self._named(spec.unit)) for spec in found]
+            for spec in found:
+                planned = self.layout.plan(spec).tensors
+                used.update(t.name for t in planned)
+                problems += [p for t in planned if (p := self._problem(t))]
+                self._packed.update({t.name: (spec, role) for role, t in spec.unit.tensors.items()})
+        if problems:
+            more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
+            raise CheckpointError(*problems[:20], *more)
+        for spec in found:
+            yield from spec.unit.tensors.values()
+        for name, tensor in self._stored.items():
+            if name not in used:
+                original = self._renamed.get(name) or self.layout.original(name)
+                self._passed[original] = name
+                yield tensor._replace(name=original)
+
+    def read(self, spec: TensorSpec) -> np.ndarray:
+        if spec.name not in self._packed:
+            return self.inner.read(self._inner(spec))
+        weight = np.empty(spec.shape, BF16)
+        for wanted, stored in self._parts_of(spec):
+            packed = {t.name: self.inner.read(t) for t in stored}
+            (codes,) = self.layout.unpack(packed, wanted).parts
+            restore(wanted, codes, wanted.parts[0].of(weight))
+            for tensor in stored:
+                self.inner.release(tensor)
+        return weight
+
+    def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
+        """Of what passes through; a packed weight has its rows in no order that a file knows."""
+        if spec.name in self._packed:
+            return None
+        inner = self.inner.rows(self._inner(spec), start, stop)
+        return inner and inner._replace(name=spec.name)
+
+    def scratch_bytes(self, spec: TensorSpec) -> int:
+        if spec.name not in self._packed:
+            return self.inner.scratch_bytes(self._inner(spec))
+        return max(
+            sum(t.nbytes + self.inner.scratch_bytes(t) for t in stored) + _codes_bytes(wanted)
+            for wanted, stored in self._parts_of(spec)
+        )
+
+    def _named(self, unit: UnitSpec) -> UnitSpec:
+        """An expert under the prefix that it had in the source."""
+        if self._prefix is None or not unit.is_expert:
+            return unit
+        names = {r: self._prefix + t.name[t.name.index("layers.") :] for r, t in unit.tensors.items()}
+        return unit.with_tensors({r: t._replace(name=names[r]) for r, t in unit.tensors.items()})
+
+    def release(self, spec: TensorSpec) -> None:
+        if spec.name not in self._packed:
+            self.inner.release(self._inner(spec))
+
+    def _inner(self, spec: TensorSpec) -> TensorSpec:
+        """What passes through, or rows of it, under its stored name."""
+        return spec._replace(name=self._passed[spec.name])
+
+    def _parts_of(self, spec: TensorSpec) -> Iterator[tuple[QuantSpec, list[TensorSpec]]]:
+        """Each part of a packed weight, with the stored tensors that it is made of."""
+        quant, role = self._packed[spec.name]
+        for part in quant.parts:
+            if part.role == role:
+                alone = quant._replace(parts=(part,))
+                yield alone, [self._stored[t.name] for t in self.layout.plan(alone).tensors]
+
+    def _problem(self, planned: TensorSpec) -> str | None:
+        stored = self._stored.get(planned.name)
+        if stored is None:
+            return f"{planned.name} is missing from {self.folder()}: the output is not whole"
+        if (stored.dtype, stored.shape) != (planned.dtype, planned.shape):
+            return f"{stored.file}: {stored} should be {planned}"
+        return None
+
+
+def restore(spec: QuantSpec, part: QuantPart, weight: np.ndarray) -> None:
+    """Fills BF16 ``weight`` [n, k] from a quantised part: (code - zero) * step * scale in float32, then rounded."""
+    n, k = part.codes.shape
+    band = max(1, BAND // max(1, k))
+    for start in range(0, n, band):
+        rows = slice(start, min(n, start + band))
+        codes = part.codes[rows].reshape(rows.stop - start, part.scales.shape[1], -1).astype(np.float32)
+        if part.zeros is not None:
+            codes -= part.zeros[rows].astype(np.float32)[:, :, None]
+        codes *= np.float32(spec.step)
+        codes *= part.scales[rows].astype(np.float32)[:, :, None]
+        weight[rows] = native.to_bf16(codes.reshape(-1, k))
+
+
+def _codes_bytes(spec: QuantSpec) -> int:
+    """Bytes of one part's codes and zero points, and of a band of :func:`restore`."""
+    (part,) = spec.parts
+    (n, k), groups = part.shape, spec.groups(part)
+    return n * k + (0 if spec.symmetric else 2 * n * groups) + 6 * max(BAND, k)

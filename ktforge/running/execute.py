@@ -1,0 +1,214 @@
+"""Runs a plan: units stream through the stages in worker threads, and memory is that of the units in flight."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import pluggy
+
+from ktforge import native
+from ktforge.contract.checks import blame, delivered, delivered_parts, owner
+from ktforge.contract.pending import LazyTensors, pending
+from ktforge.contract.plan import Plan, PlannedUnit, Sink
+from ktforge.contract.stages import Fused, Layout, Loader, Preprocessor, Result
+from ktforge.contract.tensors import PackedSpec, TensorSpec, Unit, UnitSpec
+from ktforge.errors import PluginError
+from ktforge.planning.shares import Share, shares
+from ktforge.running.watch import SourceWatch, WatchedSink
+from ktforge.running.workers import Workers
+
+
+def default_workers() -> int:
+    """The number of CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def execute(
+    plan: Plan,
+    hook: pluggy.HookRelay,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    verify: bool = False,
+    workers: int | None = None,
+    memory_limit: int | None = None,
+) -> None:
+    """Runs ``plan`` with so many ``workers`` (default: one a core); the output does not depend on their number.
+
+    ``overwrite``, ``restart`` and ``verify`` are those of :meth:`~ktforge.Writer.open`. Units whose tensors an
+    unfinished output holds are passed over. ``memory_limit`` bounds the bytes in flight
+    (:attr:`~ktforge.contract.plan.PlannedUnit.working_bytes`); workers wait where it does not allow more.
+
+    Raises PlanError for a plan with refusals or a unit above the limit,
+    OutputError, CheckpointError for damaged weights, PluginError.
+    """
+    plan.check()
+    plan.check_memory(memory_limit)
+    watch = SourceWatch(plan.sources)
+    with plan.pipeline.writer.open(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
+        hook.ktforge_planned(plan=plan)
+        kept = [u for u in plan.units if _is_kept(sink, u)]
+        if kept:
+            hook.ktforge_resumed(specs=[u.source for u in kept])
+        names = {u.source.name for u in kept}
+        units = [u for u in plan.units if u.source.name not in names]
+        pieces = [
+            s for u in units for s in shares(plan.pipeline, u) if s.row is not None or not _is_kept(sink, s.planned)
+        ]
+        progress = _Progress(pieces)
+        crew = Workers(workers or default_workers(), memory_limit)
+
+        def work(share: Share) -> None:
+            progress.begin(share)
+            source = share.planned.source
+            try:
+                _run_unit(plan, share, WatchedSink(sink, watch, source), crew)
+            finally:
+                _release(plan.pipeline.loader, source)
+            seconds = progress.end(share)
+            if seconds is not None:
+                hook.ktforge_unit_written(spec=share.unit.source, seconds=seconds)
+
+        with native.lost_pages_caught():
+            crew.run(pieces, work)
+        watch.check()
+        watch.check_pages()
+
+
+def _is_kept(sink: Sink, planned: PlannedUnit) -> bool:
+    """Whether an earlier run has put all that comes of a unit in its place."""
+    return all(sink.has(t) for t in planned.outputs)
+
+
+def _release(loader: Loader, unit: UnitSpec) -> None:
+    for tensor in unit.tensors.values():
+        with blame(loader, tensor.name):
+            loader.release(tensor)
+
+
+class _Progress:
+    """Knows when the last share of a unit is done."""
+
+    def __init__(self, pieces: Iterable[Share]) -> None:
+        self._left = Counter(share.unit.source.name for share in pieces)
+        self._began: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, share: Share) -> None:
+        with self._lock:
+            self._began.setdefault(share.unit.source.name, time.perf_counter())
+
+    def end(self, share: Share) -> float | None:
+        """The seconds since the first share of the unit began; None if it has more."""
+        name = share.unit.source.name
+        with self._lock:
+            self._left[name] -= 1
+            return None if self._left[name] else time.perf_counter() - self._began.pop(name)
+
+
+def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
+    pipeline, planned = plan.pipeline, share.planned
+    units = iter((_load(pipeline.loader, planned.source),))
+    for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
+        units = _preprocess(stage, units, expected)
+    for results, unit in zip(planned.results, units, strict=True):
+        for result in results:
+            if result.quant is not None:
+                _pack(plan, result, _narrowed(unit, result.unit), sink, crew)
+                continue
+            crew.buffers.clear()
+            for role, tensor in (result.renamed or {}).items():
+                _write(plan, sink, tensor, unit.tensors[role], share.row)
+
+
+def _narrowed(unit: Unit, spec: UnitSpec) -> Unit:
+    """What of a unit one quantizer was asked for; tensors that are not made yet stay so."""
+    if spec.tensors.keys() == unit.tensors.keys():
+        return unit
+    waiting = {role: tensor for role in spec.tensors if (tensor := pending(unit.tensors, role)) is not None}
+    return Unit(spec, LazyTensors({r: unit.tensors[r] for r in spec.tensors if r not in waiting}, waiting))
+
+
+def _load(loader: Loader, spec: UnitSpec) -> Unit:
+    tensors = {}
+    for role, tensor in spec.tensors.items():
+        with blame(loader, tensor.name):
+            tensors[role] = loader.read(tensor)
+    return delivered(loader, Unit(spec, tensors), spec)
+
+
+def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[UnitSpec]) -> Iterator[Unit]:
+    specs = iter(expected)
+    for unit in units:
+        made = iter(stage.apply(unit))
+        while True:
+            with blame(stage, unit.spec.name):
+                result = next(made, None)
+            if result is None:
+                break
+            spec = next(specs, None)
+            if spec is None:
+                raise PluginError(f"{owner(stage)} made more units of {unit.spec.name} than it planned")
+            yield delivered(stage, result, spec)
+    if next(specs, None) is not None:
+        raise PluginError(f"{owner(stage)} made fewer units than it planned for {expected[0].name}")
+
+
+def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> None:
+    quantizer, layout = result.quantizer, plan.pipeline.layout
+    assert quantizer is not None and layout is not None and result.quant is not None and result.packed is not None
+    pieces = _pieces(layout, result, finely=crew.scarce) if result.fused else []
+    if not pieces:
+        buffers = crew.buffers.of(result.packed)
+        with blame(quantizer, result.unit.name):
+            quantised = quantizer.quantize(unit, result.quant)
+        delivered_parts(quantizer, quantised, result.quant)
+        with blame(layout, result.unit.name):
+            layout.pack(quantised, buffers)
+        for tensor in result.packed.tensors:
+            _write(plan, sink, tensor, buffers[tensor.name])
+        return
+
+    def one(fused: Fused, packed: PackedSpec) -> None:
+        buffers = crew.buffers.of(packed)
+        with blame(layout, result.unit.name):
+            fused(unit, buffers)
+        for tensor in packed.tensors:
+            _write(plan, sink, tensor, buffers[tensor.name])
+
+    if len(pieces) == 1:
+        one(*pieces[0])
+    else:
+        crew.together([partial(one, *piece) for piece in pieces])
+
+
+def _pieces(layout: Layout, result: Result, *, finely: bool) -> list[tuple[Fused, PackedSpec]]:
+    """What fills a unit, or if ``finely`` and it can be done each of its parts, in one step; empty if nothing does."""
+    assert result.quantizer is not None and result.quant is not None and result.packed is not None
+    found = []
+    for part in result.quant.parts if finely else (None,):
+        quant = result.quant if part is None else result.quant._replace(parts=(part,))
+        with blame(layout, result.unit.name):
+            fused = layout.fused(result.quantizer, quant)
+            if fused is None:
+                return _pieces(layout, result, finely=False) if finely else []
+            found.append((fused, result.packed if part is None else layout.plan(quant)))
+    return found
+
+
+def _write(plan: Plan, sink: Sink, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
+    """An OSError is the disk's, and passes; anything else that a sink raises is its writer's."""
+    failed = None
+    with blame(plan.pipeline.writer, tensor.name):
+        try:
+            sink.write(tensor, data, row)
+        except OSError as error:
+            failed = error
+    if failed is not None:
+        raise failed

@@ -1,0 +1,187 @@
+"""Whatever was packed comes back as the BF16 weights that its codes and scales stand for."""
+
+import json
+
+import checkpoints
+import numpy as np
+import pytest
+import reference
+from ktforge_plugins import (
+    CompressedTensors,
+    Int4,
+    Int8,
+    KtAmx,
+    KtFolderWriter,
+    SafetensorsLoader,
+    SafetensorsWriter,
+    SplitExperts,
+)
+
+from ktforge import CheckpointError, Pipeline, Registry
+from ktforge.pipeline.presets import dequantize_pipeline
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.installed()
+
+
+def kt_values(weight, projection, bits, parts):
+    """The BF16 weights that kt-amx stands for."""
+    shares = []
+    for share in np.split(weight, parts, axis=1 if projection == "down" else 0):
+        codes, scale = reference.quantise(np.ascontiguousarray(share), bits)
+        step = np.float32(16 if bits == 4 else 1)
+        shares.append((codes.astype(np.float32) * step * scale[:, None]).astype(checkpoints.BF16))
+    return np.concatenate(shares, axis=1 if projection == "down" else 0)
+
+
+def group_values(weight, bits, size, symmetric):
+    codes, scales, zeros = reference.quantise_groups(weight, bits, size, symmetric)
+    spread = np.repeat(scales, size, axis=1)
+    return ((codes.astype(np.float32) - np.repeat(zeros, size, axis=1)) * spread).astype(checkpoints.BF16)
+
+
+def round_trip(source, tmp_path, registry, quantizer, layout, writer=SafetensorsWriter, manifest=True):
+    packed, back = tmp_path / "packed", tmp_path / "back"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=quantizer, layout=layout, writer=writer(path=packed)).run()
+    if not manifest:
+        (packed / "ktforge_manifest.json").unlink()
+    dequantize_pipeline(packed, back, registry).run()
+    assert json.loads((back / "config.json").read_text()) == checkpoints.config()
+    assert not list(back.rglob("*.kt"))
+    return checkpoints.load_output(back)
+
+
+def compare(made, expected):
+    data = checkpoints.tensors()
+    assert made.keys() == data.keys()
+    for name, array in data.items():
+        want = expected(name.split(".")[-2].split("_")[0], array) if ".experts." in name else array
+        assert made[name].dtype == checkpoints.BF16 and made[name].tobytes() == want.tobytes(), name
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+@pytest.mark.parametrize("writer", [SafetensorsWriter, KtFolderWriter])
+@pytest.mark.parametrize(("bits", "parts"), [(4, 1), (4, 4), (8, 2)])
+def test_kt_amx(source, tmp_path, registry, bits, parts, writer, manifest):
+    quantizer = Int4() if bits == 4 else Int8()
+    made = round_trip(source, tmp_path, registry, quantizer, KtAmx(threadpool_count=parts), writer, manifest)
+    compare(made, lambda projection, weight: kt_values(weight, projection, bits, parts))
+
+
+@pytest.mark.parametrize(("bits", "size", "symmetric"), [(4, 32, True), (4, 128, False), (8, 64, True), (8, 32, False)])
+def test_compressed_tensors(source, tmp_path, registry, bits, size, symmetric):
+    quantizer = (Int4 if bits == 4 else Int8)(group_size=size, symmetric=symmetric)
+    made = round_trip(source, tmp_path, registry, quantizer, CompressedTensors())
+    compare(made, lambda _, weight: group_values(weight, bits, size, symmetric))
+
+
+def test_int_quantized(source, tmp_path, registry):
+    layout = CompressedTensors(format="int-quantized")
+    made = round_trip(source, tmp_path, registry, Int8(group_size=64), layout)
+    compare(made, lambda _, weight: group_values(weight, 8, 64, True))
+
+
+def test_a_part_that_is_missing_is_named(source, tmp_path, registry):
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=KtFolderWriter(path=packed)).run()
+    lost = next(packed.glob("_layer_1/_numa_1/INT4_up_2_*scale_.kt"))
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=r"blk.1.ffn_up_exps.2.numa.1.scale is missing from .*packed"):
+        dequantize_pipeline(packed, tmp_path / "back", registry).plan()
+
+
+def test_a_kt_file_of_another_size_is_named(source, tmp_path, registry):
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=KtFolderWriter(path=packed)).run()
+    cut = next(packed.glob("_layer_0/_numa_0/*quant_.kt"))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{cut.name} has .* bytes, its name says otherwise"):
+        dequantize_pipeline(packed, tmp_path / "back", registry).plan()
+
+
+def test_an_unknown_model_type_cannot_get_its_names_back(source, tmp_path, registry):
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    (packed / "config.json").write_text(json.dumps(checkpoints.config(model_type="brand_new")))
+    with pytest.raises(CheckpointError, match=r"no architecture file has names for single experts of .* 'brand_new'"):
+        dequantize_pipeline(packed, tmp_path / "back", registry).plan()
+
+
+@pytest.mark.parametrize("layout", [KtAmx(), CompressedTensors()])
+@pytest.mark.parametrize("family", ["granitemoe", "step3p5"])
+def test_experts_that_were_fused_come_back_one_by_one(tmp_path, registry, family, layout):
+    data = checkpoints.fuse(checkpoints.tensors(), stem="block_sparse_moe" if family == "granitemoe" else "moe")
+    if family == "granitemoe":
+        names = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
+        data = {_renamed(n, names): a for n, a in data.items()}
+    else:
+        for name in [n for n in data if n.endswith("gate_up_proj")]:
+            for half, array in zip(("gate_proj", "up_proj"), np.split(data.pop(name), 2, axis=1), strict=True):
+                data[name.replace("gate_up_proj", f"{half}.weight")] = np.ascontiguousarray(array)
+        data = {_renamed(n, {"moe.down_proj": "moe.down_proj.weight"}): a for n, a in data.items()}
+    source = checkpoints.write(tmp_path / "source", data, checkpoints.config(model_type=family))
+    Pipeline(
+        loader=SafetensorsLoader(path=source), preprocess=[SplitExperts()], quantize=Int8(), layout=layout,
+        writer=SafetensorsWriter(path=tmp_path / "packed"),
+    ).run()  # fmt: skip
+    dequantize_pipeline(tmp_path / "packed", tmp_path / "back", registry).run()
+    made = checkpoints.load_output(tmp_path / "back")
+    for name, array in checkpoints.tensors().items():
+        if ".experts." in name:
+            got = made[name.replace("mlp", "block_sparse_moe" if family == "granitemoe" else "moe")]
+            assert np.abs(got.astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+
+
+def _renamed(name, names):
+    found = next((old for old in names if name.endswith(old)), None)
+    return name if found is None else name.removesuffix(found) + names[found]
+
+
+def test_what_ktforge_did_not_write_is_for_moe_to_bf16(source, tmp_path, registry):
+    with pytest.raises(CheckpointError, match=r"was not packed by ktforge, .* `ktforge moe-to-bf16` makes BF16 of it"):
+        round_trip(source, tmp_path, registry, Int4(group_size=32), CompressedTensors(), manifest=False)
+
+
+def test_the_config_of_the_source_beside_packed_experts_misleads_nobody(source, tmp_path, registry):
+    """Upstream's script copies config.json with the quantization_config of the FP8 weights that it was made from."""
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int8(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    (packed / "ktforge_manifest.json").unlink()
+    model = checkpoints.config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    (packed / "config.json").write_text(json.dumps(model))
+    dequantize_pipeline(packed, tmp_path / "back", registry).run()
+    assert checkpoints.load_output(tmp_path / "back").keys() == checkpoints.tensors().keys()
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == checkpoints.config()
+
+
+@pytest.mark.parametrize(
+    "layout", ["kt-amx", {}, {"use": "kt-amx", "newer": 1}, {"use": "kt-amx", "threadpool_count": 0}]
+)
+def test_a_manifest_that_makes_no_sense_is_named(source, tmp_path, registry, layout):
+    packed = tmp_path / "packed"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    (packed / "ktforge_manifest.json").write_text(json.dumps({"pipeline": {"layout": layout}}))
+    with pytest.raises(CheckpointError, match="names a layout that cannot be built"):
+        dequantize_pipeline(packed, tmp_path / "back", registry)
+
+
+def test_names_that_the_layout_changed_for_good_come_back(tmp_path, registry):
+    """A multimodal wrapper: ``language_model.`` is gone from the output's names, and ``visual.`` has no ``model.``."""
+    data = {n.replace("model.", "model.language_model.", 1): a for n, a in checkpoints.tensors().items()}
+    data["visual.blocks.0.weight"] = np.ones((4, 4), checkpoints.BF16)
+    model = {"model_type": "qwen3_vl_moe", "text_config": checkpoints.config(model_type="qwen3_vl_moe_text")}
+    source = checkpoints.write(tmp_path / "wrapped", data, model)
+    packed, back = tmp_path / "packed", tmp_path / "back"
+    loader = SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int8(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    assert "visual.blocks.0.weight" in checkpoints.load_output(packed)
+    dequantize_pipeline(packed, back, registry).run()
+    assert checkpoints.load_output(back).keys() == data.keys()
