@@ -26,7 +26,7 @@ def one_line(error: BaseException) -> str:
 
 
 def owner(stage: Stage) -> str:
-    """Whose code a stage is: name, kind, and the distribution that ships its module."""
+    """Whose code a stage is: name, stage, and the distribution that ships its module."""
     module = type(stage).__module__
     top = module.partition(".")[0]
     dists = importlib.metadata.packages_distributions().get(top, [])
@@ -34,17 +34,18 @@ def owner(stage: Stage) -> str:
     return f"plugin {type(stage).name} ({where}, {stage.stage})"
 
 
-def planned(stage: Stage, value: object, kind: type[T], subject: str) -> T:
-    """``value`` itself. Raises PluginError if a stage planned something else than a ``kind``."""
-    if not isinstance(value, kind):
-        raise PluginError(f"{owner(stage)} planned {type(value).__name__} for {subject}; {kind.__name__} was expected")
+def expected(stage: Stage, value: object, cls: type[T], subject: str) -> T:
+    """``value`` itself. Raises PluginError if a stage planned something else than a ``cls``."""
+    if not isinstance(value, cls):
+        raise PluginError(f"{owner(stage)} planned {type(value).__name__} for {subject}; {cls.__name__} was expected")
     return value
 
 
-def planned_tensors(stage: Stage, tensors: Iterable[TensorSpec], subject: str) -> None:
+def expected_tensors(stage: Stage, tensors: Iterable[TensorSpec], subject: str) -> None:
     """Raises PluginError if a stage planned a tensor that no file could hold, such as one of half a row."""
     for tensor in tensors:
-        name, dtype, shape, *_ = planned(stage, tensor, TensorSpec, subject)
+        expected(stage, tensor, TensorSpec, subject)
+        name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
         sizes = isinstance(shape, tuple) and all(isinstance(n, Integral) and n >= 0 for n in shape)
         if not (sizes and isinstance(name, str) and isinstance(dtype, np.dtype)):
             raise PluginError(
@@ -75,7 +76,7 @@ class blame:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, cls: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, KtforgeError):
             where = _place(self._stage, error)
             raise PluginError(f"{owner(self._stage)} failed on {self._subject}: {one_line(error)}{where}") from error

@@ -21,7 +21,8 @@ from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Sta
 from ktforge.errors import ConfigError, KtforgeError, PluginError
 from ktforge.text import nearest
 
-GROUP = "ktforge"
+#: The group of entry points, and the name of the project to pluggy.
+ENTRY_POINTS = "ktforge"
 #: Plugin names, separated by commas, that :meth:`Registry.installed` leaves out.
 BLOCK_VARIABLE = "KTFORGE_BLOCK"
 _HOOKS: dict[str, type[Stage]] = {
@@ -55,7 +56,7 @@ class Registry:
     """
 
     def __init__(self, *plugins: object, blocked: Collection[str] = ()) -> None:
-        self._manager = pluggy.PluginManager(GROUP)
+        self._manager = pluggy.PluginManager(ENTRY_POINTS)
         self._manager.add_hookspecs(specs)
         self._blocked = frozenset(blocked)
         self._owners: dict[str, tuple[str, str]] = {}
@@ -72,9 +73,9 @@ class Registry:
         """
         points = []
         for dist in importlib.metadata.distributions():
-            if f"[{GROUP}]" in (dist.read_text("entry_points.txt") or ""):  # to take all apart takes 0.1 s
+            if f"[{ENTRY_POINTS}]" in (dist.read_text("entry_points.txt") or ""):  # to take all apart takes 0.1 s
                 named = dist.name, dist.version  # the metadata is read and taken apart each time that one is asked for
-                points += [(point, *named) for point in dist.entry_points if point.group == GROUP]
+                points += [(point, *named) for point in dist.entry_points if point.group == ENTRY_POINTS]
         registry = cls(blocked=_blocked(blocked, {point.name for point, *_ in points}))
         # Not pluggy's load_setuptools_entrypoints: it drops the second of two plugins with one entry-point name in
         # silence, and lets an ImportError out without the plugin's name.
@@ -238,8 +239,8 @@ def _hooks(plugin: object) -> list[str]:
 
 
 def _is_hookimpl(value: object) -> bool:
-    return hasattr(value, f"{GROUP}_impl")
+    return hasattr(value, f"{ENTRY_POINTS}_impl")
 
 
 def _is_spec(name: str) -> bool:
-    return hasattr(getattr(specs, name, None), f"{GROUP}_spec")
+    return hasattr(getattr(specs, name, None), f"{ENTRY_POINTS}_spec")

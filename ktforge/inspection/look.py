@@ -12,9 +12,9 @@ from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, Preprocessor
 from ktforge.contract.tensors import PROJECTIONS
 from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts
-from ktforge.inspection.trials import Kinds
-from ktforge.model.grouping import Grouping, group
+from ktforge.inspection.trials import Samples
 from ktforge.model.source import Source, read_source
+from ktforge.model.units import ModelUnits, units_of
 from ktforge.pipeline.file import build_pipeline
 from ktforge.pipeline.pipeline import Pipeline
 from ktforge.pipeline.presets import RAWINT4_GROUP, convert, to_bf16
@@ -44,7 +44,7 @@ class Look:
     registry: Registry
     loader: Loader
     source: Source
-    grouping: Grouping
+    units: ModelUnits
     packed: Packed | None = None
 
     @classmethod
@@ -53,27 +53,27 @@ class Look:
         loader = registry.build("loader", "auto", {"path": folder})
         source = read_source(loader)
         try:
-            return cls(folder, registry, loader, source, group(source.tensors, source.model))
+            return cls(folder, registry, loader, source, units_of(source.tensors, source.model))
         except UnknownExperts:
             packed = find_packed(loader, registry)
             if packed is None:
                 raise
-            return cls(folder, registry, loader, source, Grouping(), packed)
+            return cls(folder, registry, loader, source, ModelUnits(), packed)
 
     @cached_property
-    def kinds(self) -> Kinds:
-        return Kinds.of(self.source, self.grouping, self.bf16())
+    def samples(self) -> Samples:
+        return Samples.of(self.source, self.units, self.bf16())
 
     @cached_property
-    def whole(self) -> Kinds:
-        """The same without experts that lack a projection, which the grouping says already."""
-        experts = [u for u in self.grouping.experts if u.fused or u.projections().keys() == set(PROJECTIONS)]
-        return Kinds.of(self.source, replace(self.grouping, experts=experts), self.bf16())
+    def whole(self) -> Samples:
+        """The same without experts that lack a projection, which is said already."""
+        experts = [u for u in self.units.experts if u.fused or u.projections().keys() == set(PROJECTIONS)]
+        return Samples.of(self.source, replace(self.units, experts=experts), self.bf16())
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:
         """What nothing can be made of: of all targets, moe-to-bf16 asks the least of a checkpoint."""
-        return self.kinds.unreadable(self.bf16())
+        return self.samples.unreadable(self.bf16())
 
     def conversion(self, **options: Any) -> Pipeline:
         """The pipeline of ``ktforge convert`` with these options."""
@@ -91,13 +91,13 @@ class Look:
                     pipeline = self.bf16(entry.cls.name)
                 except KtforgeError:  # it needs options
                     continue
-                if self.kinds.changed_by(pipeline):
+                if self.samples.changed_by(pipeline):
                     yield entry.cls.name
 
 
 def targets(look: Look) -> dict[str, tuple[str, ...]]:
     """What can be made of an ordinary checkpoint → the reasons why not, as the commands would give them."""
-    refusals = look.kinds.refusals
+    refusals = look.samples.refusals
     found = {TO_BF16: refusals(look.bf16())}
     if not look.source.model.experts:
         found |= {preprocess_target(name): refusals(look.bf16(name)) for name in look.formats()}

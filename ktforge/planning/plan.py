@@ -18,9 +18,9 @@ from ktforge.contract.tensors import FileSpec, TensorSpec
 from ktforge.disk.marks import CONFIG
 from ktforge.errors import CheckpointError, Problems, Unsupported
 from ktforge.model.config import quantization_config
-from ktforge.model.grouping import group
 from ktforge.model.mtp import check_extra, without_extra
 from ktforge.model.source import Source, read_source
+from ktforge.model.units import units_of
 from ktforge.output.folder import check_output
 from ktforge.output.space import shortages
 from ktforge.planning.kinds import plan_units
@@ -53,17 +53,17 @@ def _make_plan(recipe: Recipe) -> Plan:
     source = read_source(recipe.loader)
     config, model = source.config, source.model
     check_dense(recipe, model)
-    grouping = group(source.tensors, model)
+    found = units_of(source.tensors, model)
     with_extra = recipe.keeps_mtp
     if with_extra:
-        check_extra(grouping, model, config)
-    problems = grouping.problems
+        check_extra(found, model, config)
+    problems = found.problems
     bound = recipe.bound(config)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
     later: dict[tuple[str, ...], tuple[str, ...]] = {}
-    left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
+    left_out = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
     # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
-    wanted = [u for u in grouping.ordered(with_extra) if not u.fused or u.experts == model.experts]
+    wanted = [u for u in found.ordered(with_extra) if not u.fused or u.experts == model.experts]
     units: list[PlannedUnit] = []
     outputs: list[TensorSpec] = []
     for unit, planned in zip(wanted, plan_units(bound, wanted, model, targets), strict=True):
@@ -80,7 +80,7 @@ def _make_plan(recipe: Recipe) -> Plan:
             left_out.extend(unit.tensors.values())
     for pattern in targets.unused():
         problems.add(f"the rule {pattern!r} matches no weight that can be quantised, or comes behind one that does")
-    edited = config if with_extra or not grouping.extra else without_extra(config, model)
+    edited = config if with_extra or not found.extra else without_extra(config, model)
     results = list(results_of(units))
     edited = edited_config(bound, edited, results, problems)
     files = _plan_files(bound, units, outputs, results, problems) if not problems.lines() else ()

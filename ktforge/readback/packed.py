@@ -15,7 +15,7 @@ from ktforge.disk.marks import MANIFEST
 from ktforge.disk.reading import read_json
 from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts, Unsupported
 from ktforge.model.config import quantization_config, read_model_config
-from ktforge.model.grouping import group
+from ktforge.model.units import units_of
 from ktforge.text import counted
 
 
@@ -130,7 +130,7 @@ def _named_layout(loader: Loader, named: Any, registry: Registry) -> Layout:
 
 def _are_ordinary(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> bool:
     try:
-        group(specs, read_model_config(config))
+        units_of(specs, read_model_config(config))
     except UnknownExperts:
         return False
     return True

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktforge.cli.kept import keep
 from ktforge.cli.options import Block, PipelineFile, PluginFiles, Sets, installed
 from ktforge.cli.table import show_rows
 
@@ -32,7 +31,6 @@ def command(
 
 def show(plan: Plan, *, as_json: bool, workers: int | None = None) -> None:
     """Prints the plan for so many ``workers`` (default: one a core), then raises PlanError if it has refusals."""
-    keep(plan)
     if as_json:
         typer.echo(json.dumps(summary(plan), indent=2))
         if plan.problems:

@@ -34,7 +34,7 @@ from ktforge.contract.stages import Fused, PlanKey, alike
 from ktforge.contract.tensors import F32, PROJECTIONS
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import read_model_config
-from ktforge.model.grouping import canonical, expert_unit
+from ktforge.model.units import canonical, expert_unit
 from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
@@ -74,9 +74,9 @@ class KtAmx(Layout):
             rows, cols = tensors["weight"].shape
             for p in range(self.threadpool_count):
                 if projection == "down":
-                    parts.append(Part(projection, p, (0, rows), self._share(cols, p)))
+                    parts.append(Part(projection, p, (0, rows), self._portion(cols, p)))
                 else:
-                    parts.append(Part(projection, p, self._share(rows, p), (0, cols)))
+                    parts.append(Part(projection, p, self._portion(rows, p), (0, cols)))
         return Demand(tuple(parts), F32, scale_bits=8)
 
     def plan(self, spec: QuantSpec) -> PackedSpec:
@@ -177,7 +177,7 @@ class KtAmx(Layout):
             return "model.layers." + name.removeprefix("blk.")
         return name if name.startswith("lm_head.") else "model." + name
 
-    def _share(self, size: int, part: int) -> tuple[int, int]:
+    def _portion(self, size: int, part: int) -> tuple[int, int]:
         return part * size // self.threadpool_count, (part + 1) * size // self.threadpool_count
 
     @staticmethod

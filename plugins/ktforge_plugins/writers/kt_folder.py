@@ -16,7 +16,7 @@ from ktforge_plugins.writers.safetensors import INDEX, SIZE_HELP, SafetensorsWri
 
 _PACKED = re.compile(rf"blk\.({NUMBER})\.ffn_(gate|up|down)_exps\.({NUMBER})\.numa\.({NUMBER})\.(weight|scale)")
 _METHODS = {"kt-amx-int4/1": "INT4", "kt-amx-int8/1": "INT8"}
-_KIND = {"weight": "quant", "scale": "scale"}
+_CONTENT = {"weight": "quant", "scale": "scale"}
 
 
 class KtFolderWriter(Writer):
@@ -54,8 +54,8 @@ class KtFolderWriter(Writer):
 def _kt_path(tensor: TensorSpec, method: str) -> str:
     match = _PACKED.fullmatch(tensor.name)
     assert match is not None
-    layer, projection, expert, part, kind = match.groups()
-    return f"_layer_{layer}/_numa_{part}/{method}_{projection}_{expert}_{tensor.nbytes}Byte_{_KIND[kind]}_.kt"
+    layer, projection, expert, part, parameter = match.groups()
+    return f"_layer_{layer}/_numa_{part}/{method}_{projection}_{expert}_{tensor.nbytes}Byte_{_CONTENT[parameter]}_.kt"
 
 
 @hookimpl
