@@ -21,6 +21,7 @@ from ktforge.cli.commands import (
     run,
     schema,
 )
+from ktforge.cli.options import takes_common_options
 
 app = typer.Typer(
     help="Turns Hugging Face MoE checkpoints into the weight files that CPU inference engines read.",
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for module in (run, convert, moe_to_bf16, dequantize, inspect, init, plan, plugins, new_plugin, schema, isa):
-    app.command(module.NAME)(module.command)
+    app.command(module.NAME)(takes_common_options(module.command))
 
 
 @app.callback(invoke_without_command=True)

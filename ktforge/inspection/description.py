@@ -12,7 +12,7 @@ from ktforge.checkpoint.folder import WEIGHT_SUFFIXES, CheckpointFolder
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import UnitSpec, dtype_name, total_bytes
 from ktforge.errors import CheckpointError
-from ktforge.inspection.look import CONVERSIONS, DEQUANTIZE, TO_BF16, Look, targets
+from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look, targets
 from ktforge.inspection.trials import Sample, samples_of
 from ktforge.model.config import quantization_config
 from ktforge.model.source import Source, read_source
@@ -100,6 +100,7 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
     except CheckpointError as refusal:
         problems = refusal.problems
     form, nodes = packed.form(look.loader, look.source.tensors)
+    commands = [preset.command for preset in look.registry.presets()]
     others = sum(u.nbytes for u in units.others)
     sentence = packed.sentence(look.folder, (form, nodes))
     return Inspection(
@@ -113,7 +114,7 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         expert_bytes=total_bytes(look.source.tensors) - others,
         other_bytes=others,
         mtp_bytes=0,
-        targets={**dict.fromkeys((TO_BF16, *CONVERSIONS), (sentence,)), DEQUANTIZE: ()},
+        targets={**dict.fromkeys((TO_BF16, *commands), (sentence,)), DEQUANTIZE: ()},
         problems=problems,
     )
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, Preprocessor
 from ktforge.contract.tensors import PROJECTIONS
@@ -17,22 +18,12 @@ from ktforge.model.source import Source, read_source
 from ktforge.model.units import ModelUnits, units_of
 from ktforge.pipeline.file import build_pipeline
 from ktforge.pipeline.pipeline import Pipeline
-from ktforge.pipeline.presets import RAWINT4_GROUP, convert, to_bf16
+from ktforge.pipeline.presets import convert, to_bf16
 from ktforge.readback.loader import require_packed
 from ktforge.readback.packed import Packed, find_packed
 
 #: An output folder for pipelines that are asked and never run.
 _NOWHERE = Path("out")
-#: What ``ktforge convert`` can make, by the words of the command line.
-CONVERSIONS: Mapping[str, Mapping[str, Any]] = {
-    "convert --quant-method int4": {"quantize": "int4", "layout": "kt-amx"},
-    "convert --quant-method int8": {"quantize": "int8", "layout": "kt-amx"},
-    "convert --quant-method rawint4": {
-        "quantize": "int4", "layout": "compressed-tensors", "group_size": RAWINT4_GROUP,
-    },
-    "convert --quant-method int4 --layout compressed-tensors": {"quantize": "int4", "layout": "compressed-tensors"},
-    "convert --quant-method int8 --layout compressed-tensors": {"quantize": "int8", "layout": "compressed-tensors"},
-}  # fmt: skip
 TO_BF16, DEQUANTIZE = "moe-to-bf16", "dequantize"
 
 
@@ -75,9 +66,9 @@ class Look:
         """What nothing can be made of: of all targets, moe-to-bf16 asks the least of a checkpoint."""
         return self.samples.unreadable(self.bf16())
 
-    def conversion(self, **options: Any) -> Pipeline:
-        """The pipeline of ``ktforge convert`` with these options."""
-        return build_pipeline(convert(self.folder, _NOWHERE, **options), self.registry, "inspect")
+    def conversion(self, preset: Preset, layout: Mapping[str, Any] | None = None) -> Pipeline:
+        """The pipeline of ``ktforge convert`` for a preset, with these options of its layout."""
+        return build_pipeline(convert(self.folder, _NOWHERE, preset, layout=layout), self.registry, "inspect")
 
     def bf16(self, preprocess: str = TO_BF16) -> Pipeline:
         """The pipeline that only preprocesses."""
@@ -101,7 +92,7 @@ def targets(look: Look) -> dict[str, tuple[str, ...]]:
     found = {TO_BF16: refusals(look.bf16())}
     if not look.source.model.experts:
         found |= {preprocess_target(name): refusals(look.bf16(name)) for name in look.formats()}
-    found |= {target: refusals(look.conversion(**options)) for target, options in CONVERSIONS.items()}
+    found |= {preset.command: refusals(look.conversion(preset)) for preset in look.registry.presets()}
     try:
         require_packed(look.loader, look.registry, look.source.tensors)
         found[DEQUANTIZE] = ()

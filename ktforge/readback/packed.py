@@ -37,7 +37,7 @@ class Packed:
         ``specs`` are the tensors that ``loader`` scans. The format of a folder too broken to tell is what the manifest
         says, or the layout's name.
         """
-        parts = getattr(self.layout, "threadpool_count", None)
+        parts = self.layout.numa_nodes
         try:
             with blame(self.layout, "the packed tensors"):
                 tensors = {spec.name: spec for spec in specs}

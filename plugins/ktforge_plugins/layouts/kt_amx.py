@@ -17,6 +17,7 @@ from ktforge import (
     PackedSpec,
     PackedUnit,
     Part,
+    Preset,
     Quantizer,
     QuantPart,
     QuantSpec,
@@ -57,6 +58,10 @@ class KtAmx(Layout):
     experts_only: ClassVar[bool] = True
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
+
+    @property
+    def numa_nodes(self) -> int:
+        return self.threadpool_count
 
     def plan_key(self) -> PlanKey:
         return alike
@@ -211,3 +216,16 @@ class KtAmx(Layout):
 @hookimpl
 def ktforge_layouts() -> Iterable[type[Layout]]:
     return [KtAmx]
+
+
+@hookimpl
+def ktforge_presets() -> Iterable[Preset]:
+    other = {4: "or int8", 8: ""}
+    for order, bits in enumerate((4, 8)):
+        yield Preset(
+            f"int{bits}", {"use": f"int{bits}"}, {"use": KtAmx.name},
+            f"INT{bits} with a scale a row, for KTransformers' AMXINT{bits}",
+            options=frozenset(["threadpool_count", "no_merge_safetensor"]),
+            tries=tuple({"threadpool_count": count} for count in (2, 1, 4, 8)),
+            notes={"quantize": other[bits], "layout": "NUMA nodes that the engine will run on"}, order=order,
+        )  # fmt: skip

@@ -36,6 +36,10 @@ class KtFolderLoader(FolderLoader):
 
     _rest_loader: SafetensorsLoader | None = PrivateAttr(default=None)
 
+    @classmethod
+    def reads(cls, folder: Path) -> bool:
+        return any(folder.glob(PATTERN))
+
     def scan(self) -> Iterator[TensorSpec]:
         scans = {file: [self._spec(file)] for file in self._files()}
         for spec in self._rest().scan() if self._has_rest() else ():

@@ -44,6 +44,10 @@ class SafetensorsLoader(FolderLoader):
     _sources: list[SourceFile] = PrivateAttr(default_factory=list)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
+    @classmethod
+    def reads(cls, folder: Path) -> bool:
+        return (folder / INDEX).exists() or any(folder.glob("*.safetensors"))
+
     def scan(self) -> Iterator[TensorSpec]:
         with self._lock:
             self._maps.clear()  # a file of the same name may be another one by now

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
 from ktforge.model.architectures import NUMBER
-from ktforge_plugins.writers.safetensors import INDEX, SIZE_HELP, SafetensorsWriter, Size, index_json
+from ktforge_plugins.writers.safetensors import INDEX, KT_FILES, SIZE_HELP, SafetensorsWriter, Size, index_json
 
 _PACKED = re.compile(rf"blk\.({NUMBER})\.ffn_(gate|up|down)_exps\.({NUMBER})\.numa\.({NUMBER})\.(weight|scale)")
 _METHODS = {"kt-amx-int4/1": "INT4", "kt-amx-int8/1": "INT8"}
@@ -23,6 +23,7 @@ class KtFolderWriter(Writer):
     """Writes _layer_L/_numa_P/INT4_up_E_NByte_quant_.kt and the like; tensors that are no experts go to safetensors."""
 
     name: ClassVar[str] = "kt-folder"
+    weights: ClassVar[tuple[str, ...]] = KT_FILES
     path: Path = Field(description="The folder to write.")
     max_shard_size: Size = Field(default=5 * 10**9, description=SIZE_HELP)
 

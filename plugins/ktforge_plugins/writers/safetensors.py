@@ -24,6 +24,8 @@ from ktforge.contract.tensors import dtype_name, total_bytes
 from ktforge.text import parse_size
 
 INDEX = "model.safetensors.index.json"
+#: What KTransformers takes for weights of a folder, too, whichever of the writers has made it.
+KT_FILES = ("_layer_*/_numa_*/*.kt",)
 
 
 def _bytes(value: object) -> object:
@@ -44,6 +46,7 @@ class SafetensorsWriter(Writer):
     """Writes model-0000i-of-0000n.safetensors and model.safetensors.index.json, as Hugging Face does."""
 
     name: ClassVar[str] = "safetensors"
+    weights: ClassVar[tuple[str, ...]] = KT_FILES
     path: Path = Field(description="The folder to write.")
     max_shard_size: Size = Field(default=5 * 10**9, description=SIZE_HELP)
 
