@@ -149,8 +149,9 @@ class Recipe(BaseModel):
 
     def _with_stages(self, told: Callable[[Any], Any]) -> Self:
         def of(stage: Stage) -> Stage:
+            base = next(base for base in STAGES if isinstance(stage, base))
             with blame(stage, "the pipeline"):
-                return expected(stage, told(stage), type(stage), "the pipeline")
+                return expected(stage, told(stage), base, "the pipeline")
 
         return self.model_copy(
             update={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -23,6 +24,9 @@ from ktforge.errors import PluginError
 from ktforge.planning.shares import Share, shares
 from ktforge.running.watch import SourceWatch, WatchedSink
 from ktforge.running.workers import Workers
+from ktforge.text import counted
+
+logger = logging.getLogger(__name__)
 
 
 def default_workers() -> int:
@@ -66,6 +70,7 @@ def execute(
             for s in shares(plan.pipeline, u)
             if s.row is not None or not _is_kept(plan, sink, s.planned)
         ]
+        logger.info("%s to work on, %s kept", counted(len(units), "unit"), counted(len(kept), "unit"))
         progress = _Progress(pieces)
         crew = Workers(workers or default_workers(), memory_limit)
 
@@ -175,7 +180,8 @@ def _load(loader: Loader, spec: UnitSpec) -> Unit:
 def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[UnitSpec]) -> Iterator[Unit]:
     specs = iter(expected)
     for unit in units:
-        made = iter(stage.apply(unit))
+        with blame(stage, unit.spec.name):
+            made = iter(stage.apply(unit))
         while True:
             with blame(stage, unit.spec.name):
                 result = next(made, None)
