@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ktforge.checkpoint.downloads import is_mark, sentence, unfinished
 from ktforge.checkpoint.shards import is_mtp_file, missing_shards
 from ktforge.disk.journal import Journal
 from ktforge.disk.marks import CONFIG, JOURNAL, MANIFEST, PARTIAL, UNFINISHED
 from ktforge.disk.reading import JSON_LIMIT, check_inside, is_file, pointer_problem, read_json
 from ktforge.errors import CheckpointError
-from ktforge.text import counted
+from ktforge.text import counted, first_of
 
 #: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
 WEIGHT_SUFFIXES = frozenset(
@@ -28,7 +31,6 @@ WEIGHT_SUFFIXES = frozenset(
         ".h5",
         ".npz",
         ".kt",
-        ".partial",
     ]
 )
 INDEX_SUFFIX = ".index.json"
@@ -118,23 +120,38 @@ class CheckpointFolder:
             unnamed = [p for p in found if p not in known and not p.name.startswith(DUPLICATE)]
             mtp = [p for p in unnamed if is_mtp_file(p)]
             strange = [p for p in unnamed if not is_mtp_file(p)]
-            problems = [f"{index} names {str(p.relative_to(self.path))[:200]}, which is missing: download it again"
-                        for p in named if not is_file(p)]  # fmt: skip
+            begun = self._begun_downloads(pattern, named)
+            problems = [
+                begun.get(p) or f"{index} names {str(p.relative_to(self.path))[:200]}, which is missing: "
+                "download it again"
+                for p in named if not is_file(p)
+            ]  # fmt: skip
             problems += [f"{p} is not in {index.name}: remove it, or get the index that belongs to it" for p in strange]
             files = [*named, *mtp]
         else:
             weight_map = None
             files = [p for p in found if not p.name.startswith(DUPLICATE)] or found
-            problems = missing_shards(files)
+            begun = self._begun_downloads(pattern, files)
+            problems = [*begun.values(), *missing_shards([*files, *begun])]
             problems += [f"{p} is a link to nothing: download it again" for p in files if not p.exists()]
+        problems += unfinished(p for p in files if is_file(p))
         problems += [pointer for p in files if (pointer := pointer_problem(p))]
         if problems:
-            more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
-            raise CheckpointError(*problems[:20], *more)
+            raise CheckpointError(*first_of(problems))
         check_inside(self.path, *files)
         if not files:
             self._point_below(pattern)
         return files, weight_map
+
+    def _begun_downloads(self, pattern: str, files: Sequence[Path]) -> dict[Path, str]:
+        """Weight files that are not there yet under their names, or only in the index → what to say about each."""
+        begun = {}
+        for mark in sorted(p for p in self.path.iterdir() if is_mark(p.name)):
+            file = mark.with_suffix("")
+            wanted = fnmatchcase(file.name, pattern) and not file.name.startswith(DUPLICATE)
+            if (wanted or file in files) and not is_file(file):
+                begun[file] = sentence(file, mark.name)
+        return begun
 
     def _point_below(self, pattern: str) -> None:
         """Raises CheckpointError where weights are in sub-folders only, and names those."""
@@ -160,20 +177,22 @@ class CheckpointFolder:
         return weight_map
 
     def side_files(self) -> list[Path]:
-        """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones."""
+        """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones and
+        what a download leaves as long as it goes on."""
         found: list[Path] = []
-        pointers: list[str] = []
+        problems: list[str] = []
         for path in sorted(self.path.rglob("*")):
             relative = path.relative_to(self.path)
             if any(part.startswith(".") for part in relative.parts) or not path.is_file():
                 continue
-            if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX):
+            if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX) or is_mark(path.name):
                 continue
             if pointer := pointer_problem(path):
-                pointers.append(pointer)
+                problems.append(pointer)
             if str(relative) not in (CONFIG, MANIFEST):
                 found.append(relative)
         check_inside(self.path, *(self.path / relative for relative in found))
-        if pointers:
-            raise CheckpointError(*pointers)
+        problems += unfinished(self.path / relative for relative in found)
+        if problems:
+            raise CheckpointError(*first_of(problems))
         return found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ktforge.contract.tensors import TensorSpec
 from ktforge.errors import CheckpointError
+from ktforge.text import first_of
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 
@@ -42,8 +43,7 @@ def merge_scans(
             problems.append(f"the index places {name} in {folder / file_name}, but it is in {seen[name].file}")
     if problems:
         problems = [p if len(p) < 500 else p[:500] + "..." for p in problems]
-        more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
-        raise CheckpointError(*problems[:20], *more)
+        raise CheckpointError(*first_of(problems))
     return iter(seen.values())
 
 

@@ -12,10 +12,12 @@ import xxhash
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge.checkpoint.downloads import unfinished
 from ktforge.checkpoint.shards import merge_scans
 from ktforge.contract.tensors import F32
 from ktforge.disk.reading import check_inside
 from ktforge.model.architectures import NUMBER
+from ktforge.text import first_of
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
 PATTERN = "_layer_*/_numa_*/*.kt"
@@ -72,6 +74,8 @@ class KtFolderLoader(FolderLoader):
         if not files:
             raise CheckpointError(f"{self.path} has no {PATTERN} files")
         check_inside(self.path, *files)
+        if problems := list(unfinished(files)):
+            raise CheckpointError(*first_of(problems))
         return files
 
     def _spec(self, file: Path) -> TensorSpec:
