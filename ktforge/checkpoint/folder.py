@@ -46,6 +46,8 @@ QUANTIZATION_FILES = frozenset(
 CONFIG_LIMIT = 10 * 1000 * 1000
 #: Files of an index; the largest models have a few hundred.
 FILE_LIMIT = 10_000
+#: What PEFT calls the weights of a LoRA adapter: adapter_model.safetensors, adapter_model.bin.
+ADAPTER = "adapter_model"
 #: A second copy of the weights under the publisher's own names, beside the shards of Hugging Face.
 DUPLICATE = "consolidated"
 
@@ -119,7 +121,7 @@ class CheckpointFolder:
             known = set(named)
             unnamed = [p for p in found if p not in known and not p.name.startswith(DUPLICATE)]
             mtp = [p for p in unnamed if is_mtp_file(p)]
-            strange = [p for p in unnamed if not is_mtp_file(p)]
+            strange = [p for p in unnamed if not is_mtp_file(p) and not p.name.startswith(ADAPTER)]
             begun = self._begun_downloads(pattern, named)
             problems = [
                 begun.get(p) or f"{index} names {str(p.relative_to(self.path))[:200]}, which is missing: "
@@ -130,10 +132,12 @@ class CheckpointFolder:
             files = [*named, *mtp]
         else:
             weight_map = None
-            files = [p for p in found if not p.name.startswith(DUPLICATE)] or found
+            own = [p for p in found if not p.name.startswith(ADAPTER)]
+            files = [p for p in own if not p.name.startswith(DUPLICATE)] or own
             begun = self._begun_downloads(pattern, files)
             problems = [*begun.values(), *missing_shards([*files, *begun])]
             problems += [f"{p} is a link to nothing: download it again" for p in files if not p.exists()]
+        problems += [_adapter_problem(p) for p in sorted(self.path.glob(f"{ADAPTER}*")) if p.suffix in WEIGHT_SUFFIXES]
         problems += unfinished(p for p in files if is_file(p))
         problems += [pointer for p in files if (pointer := pointer_problem(p))]
         if problems:
@@ -196,3 +200,10 @@ class CheckpointFolder:
         if problems:
             raise CheckpointError(*first_of(problems))
         return found
+
+
+def _adapter_problem(file: Path) -> str:
+    return (
+        f"{file} is a LoRA adapter, which would be left out: merge the adapter first, with PEFT's merge_and_unload() "
+        "and save_pretrained(), or move it elsewhere to convert the model without it"
+    )

@@ -18,6 +18,7 @@ from ktforge.contract.stages import Result, Stage
 from ktforge.contract.tensors import FileSpec, TensorSpec
 from ktforge.disk.marks import CONFIG
 from ktforge.errors import CheckpointError, Problems, Unsupported
+from ktforge.model.adapters import is_adapter
 from ktforge.model.config import quantization_config
 from ktforge.model.mtp import check_extra, without_extra
 from ktforge.model.source import Source, read_source
@@ -73,6 +74,9 @@ def _make_plan(recipe: Recipe) -> Plan:
     left_out = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
     # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
     wanted = [u for u in found.ordered(with_extra) if not u.fused or u.experts == model.experts]
+    if recipe.layout is not None:  # what reads a quantised output reads no adapters of other weights beside them
+        left_out += [t for u in wanted for t in u.tensors.values() if is_adapter(t.name)]
+        wanted = [u for u in wanted if not is_adapter(u.name)]
     units: list[PlannedUnit] = []
     outputs: list[TensorSpec] = []
     for unit, planned in zip(wanted, plan_units(bound, wanted, model, targets), strict=True):
