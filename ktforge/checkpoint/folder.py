@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ktforge.checkpoint.downloads import is_mark, sentence, unfinished
+from ktforge.checkpoint.links import check_links
 from ktforge.checkpoint.shards import is_mtp_file, missing_shards
 from ktforge.disk.journal import Journal
 from ktforge.disk.marks import CONFIG, JOURNAL, MANIFEST, PARTIAL, UNFINISHED
-from ktforge.disk.reading import JSON_LIMIT, check_inside, is_file, pointer_problem, read_json
+from ktforge.disk.reading import JSON_LIMIT, is_file, pointer_problem, read_json
 from ktforge.errors import CheckpointError
 from ktforge.text import counted, first_of
 
@@ -57,6 +58,8 @@ class CheckpointFolder:
     """The folder at ``path``. Every method raises CheckpointError with one sentence for what it cannot use."""
 
     path: Path
+    #: Whether links of files that are no weights may lead anywhere.
+    follow_links: bool = False
 
     def check(self) -> None:
         if not self.path.exists():
@@ -95,14 +98,17 @@ class CheckpointFolder:
             return False
         return not (self.path / PARTIAL / JOURNAL).exists() or (self.path / CONFIG).exists()
 
+    def _check_links(self, *paths: Path) -> None:
+        check_links(self.path, paths, follow=self.follow_links)
+
     def config(self) -> dict[str, Any]:
         """The parsed config.json, with what Model Optimizer says beside it about quantisation."""
         self.check()
-        check_inside(self.path, self.path / CONFIG)
+        self._check_links(self.path / CONFIG)
         config = read_json(self.path / CONFIG, CONFIG_LIMIT)
         beside = self.path / HF_QUANT_CONFIG
         if "quantization_config" not in config and beside.is_file():
-            check_inside(self.path, beside)
+            self._check_links(beside)
             config["quantization_config"] = read_json(beside, CONFIG_LIMIT)
         return config
 
@@ -142,7 +148,6 @@ class CheckpointFolder:
         problems += [pointer for p in files if (pointer := pointer_problem(p))]
         if problems:
             raise CheckpointError(*first_of(problems))
-        check_inside(self.path, *files)
         if not files:
             self._point_below(pattern)
         return files, weight_map
@@ -195,7 +200,7 @@ class CheckpointFolder:
                 problems.append(pointer)
             if str(relative) not in (CONFIG, MANIFEST):
                 found.append(relative)
-        check_inside(self.path, *(self.path / relative for relative in found))
+        self._check_links(*(self.path / relative for relative in found))
         problems += unfinished(self.path / relative for relative in found)
         if problems:
             raise CheckpointError(*first_of(problems))

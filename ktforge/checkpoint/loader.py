@@ -16,6 +16,9 @@ class FolderLoader(Loader):
     """A loader of a folder; a subclass says which files hold the weights and how they are read."""
 
     path: Path = Field(description="The checkpoint's folder.")
+    follow_links: bool | None = Field(
+        default=None, description="Follow symbolic links of any file, not of weights alone, wherever they lead."
+    )
 
     def folder(self) -> Path:
         return self.path
@@ -28,4 +31,4 @@ class FolderLoader(Loader):
 
     def contents(self) -> CheckpointFolder:
         """The folder as ktforge reads it."""
-        return CheckpointFolder(self.path)
+        return CheckpointFolder(self.path, bool(self.follow_links))

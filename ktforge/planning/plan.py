@@ -105,7 +105,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     folder = recipe.writer.folder()
     if folder is None:
         return plan
-    wrong = check_output(folder, recipe.loader.folder()) or shortages(folder, files)
+    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source) or shortages(folder, files)
     return replace(plan, problems=(*plan.problems, *wrong))
 
 
@@ -160,11 +160,19 @@ def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:
     return tuple(p for p in source.side_files if str(p) not in QUANTIZATION_FILES)
 
 
+def _over_weights(folder: Path, source: Source) -> list[str]:
+    """A sentence if links of the source's weights lead into the output folder."""
+    here = folder.resolve()
+    below = (f.path for f in source.files if f.path.resolve().is_relative_to(here))
+    return [f"{p} is a link into the output folder {folder}: choose another folder" for p in below][:1]
+
+
 def _config_json(recipe: Recipe, edited: Mapping[str, Any]) -> bytes | None:
     """The source's own bytes where nothing was changed."""
     folder = recipe.loader.folder()
-    if folder is not None and (folder / CONFIG).is_file() and edited == CheckpointFolder(folder).config():
-        return (folder / CONFIG).read_bytes()
+    if folder is not None and (folder / CONFIG).is_file():  # the loader has read it, link or not
+        if edited == CheckpointFolder(folder, follow_links=True).config():
+            return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
 
 

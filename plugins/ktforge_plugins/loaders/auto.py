@@ -93,15 +93,15 @@ class AutoLoader(FolderLoader):
         own = [loader for loader in OWN if loader.reads(self.path)]
         if KtFolderLoader in own:
             self._refuse_io(KtFolderLoader.name)
-            return KtFolderLoader(path=self.path)
+            return KtFolderLoader(path=self.path, follow_links=self.follow_links)
         if not own:
             return self._choose_other()
         if SafetensorsLoader not in own:
             self._refuse_io(BinLoader.name)
-            return BinLoader(path=self.path)
-        safetensors = SafetensorsLoader(path=self.path, io=self.io or "mmap")
+            return BinLoader(path=self.path, follow_links=self.follow_links)
+        safetensors = SafetensorsLoader(path=self.path, follow_links=self.follow_links, io=self.io or "mmap")
         if BinLoader in own:
-            self._check_agreement(safetensors, BinLoader(path=self.path))
+            self._check_agreement(safetensors, BinLoader(path=self.path, follow_links=self.follow_links))
         return safetensors
 
     def _choose_other(self) -> Loader:
