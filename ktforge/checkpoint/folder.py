@@ -34,6 +34,18 @@ WEIGHT_SUFFIXES = frozenset(
         ".kt",
     ]
 )
+#: What to do with weights that no loader of ktforge's own reads, by the end of their names.
+_TORCH = (
+    "files of torch.save; where you trust them, save what they hold with safetensors.torch.save_file as "
+    "model.safetensors, under the names that transformers gives the model's tensors"
+)
+_ELSEWHERE = "weights for other programs; get the model's *.safetensors"
+_OTHER = {
+    **dict.fromkeys([".pth", ".pt", ".ckpt"], _TORCH),
+    ".bin": "call it pytorch_model.bin if torch.save wrote it; otherwise get the model's *.safetensors",
+    ".gguf": "llama.cpp's, quantised already; get the model's *.safetensors",
+    ".ggml": "llama.cpp's, quantised already; get the model's *.safetensors",
+}
 INDEX_SUFFIX = ".index.json"
 #: What a safetensors header has beside tensors.
 METADATA = "__metadata__"
@@ -142,8 +154,13 @@ class CheckpointFolder:
             files = [p for p in own if not p.name.startswith(DUPLICATE)] or own
             begun = self._begun_downloads(pattern, files)
             problems = [*begun.values(), *missing_shards([*files, *begun])]
+            problems += [
+                _misspelled(p) for p in self._files() if fnmatchcase(p.name.lower(), pattern) and p not in found
+            ]
             problems += [f"{p} is a link to nothing: download it again" for p in files if not p.exists()]
-        problems += [_adapter_problem(p) for p in sorted(self.path.glob(f"{ADAPTER}*")) if p.suffix in WEIGHT_SUFFIXES]
+        problems += [
+            _adapter_problem(p) for p in sorted(self.path.glob(f"{ADAPTER}*")) if p.suffix.lower() in WEIGHT_SUFFIXES
+        ]
         problems += unfinished(p for p in files if is_file(p))
         problems += [pointer for p in files if (pointer := pointer_problem(p))]
         if problems:
@@ -151,6 +168,21 @@ class CheckpointFolder:
         if not files:
             self._point_below(pattern)
         return files, weight_map
+
+    def _files(self) -> list[Path]:
+        return sorted(p for p in self.path.iterdir() if is_file(p))
+
+    def other_weights(self) -> list[str]:
+        """What to say of a folder without weights that a loader reads: a sentence for each kind that it has."""
+        nothing = f"{self.path} has no weights: neither *.safetensors nor pytorch_model*.bin"
+        kinds: dict[str, list[str]] = {}
+        for path in self._files():
+            if path.suffix.lower() in WEIGHT_SUFFIXES:
+                kinds.setdefault(_OTHER.get(path.suffix.lower(), _ELSEWHERE), []).append(path.name)
+        found = [
+            f"{nothing}, but {', '.join(names[:5])}{' …' if names[5:] else ''}: {mend}" for mend, names in kinds.items()
+        ]
+        return found or [f"{nothing}: download it again, with its weights"]
 
     def _begun_downloads(self, pattern: str, files: Sequence[Path]) -> dict[Path, str]:
         """Weight files that are not there yet under their names, or only in the index → what to say about each."""
@@ -194,7 +226,7 @@ class CheckpointFolder:
             relative = path.relative_to(self.path)
             if any(part.startswith(".") for part in relative.parts) or not path.is_file():
                 continue
-            if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX) or is_mark(path.name):
+            if path.suffix.lower() in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX) or is_mark(path.name):
                 continue
             if pointer := pointer_problem(path):
                 problems.append(pointer)
@@ -212,3 +244,7 @@ def _adapter_problem(file: Path) -> str:
         f"{file} is a LoRA adapter, which would be left out: merge the adapter first, with PEFT's merge_and_unload() "
         "and save_pretrained(), or move it elsewhere to convert the model without it"
     )
+
+
+def _misspelled(file: Path) -> str:
+    return f"{file} would not be read for the letters of its name: call it {file.name.lower()}"

@@ -170,8 +170,9 @@ def _over_weights(folder: Path, source: Source) -> list[str]:
 def _config_json(recipe: Recipe, edited: Mapping[str, Any]) -> bytes | None:
     """The source's own bytes where nothing was changed."""
     folder = recipe.loader.folder()
-    if folder is not None and (folder / CONFIG).is_file():  # the loader has read it, link or not
-        if edited == CheckpointFolder(folder, follow_links=True).config():
+    if folder is not None and (folder / CONFIG).is_file():
+        found = CheckpointFolder(folder, follow_links=True).config()  # the loader has read it, link or not
+        if edited == found:
             return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
 

@@ -47,7 +47,7 @@ class KtFolderLoader(FolderLoader):
         for spec in self._rest().scan() if self._has_rest() else ():
             assert spec.file is not None
             scans.setdefault(spec.file, []).append(spec)
-        return merge_scans(scans, None, self.path)
+        return merge_scans(scans, None, self.path, self.same)
 
     def read(self, spec: TensorSpec) -> np.ndarray:
         assert spec.file is not None
