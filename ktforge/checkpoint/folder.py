@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -74,8 +75,8 @@ class CheckpointFolder:
     follow_links: bool = False
 
     def check(self) -> None:
-        if not self.path.exists():
-            raise CheckpointError(f"{self.path} does not exist")
+        if not self._exists():
+            raise CheckpointError(f"{self.path} does not exist{self._on_the_hub()}")
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path} is not a folder: give the folder that holds config.json")
         snapshots = self.path / "snapshots"
@@ -91,6 +92,25 @@ class CheckpointFolder:
                 f"{self.path} is an unfinished output of ktforge{what}: run the same command again, which goes on "
                 "where it stopped, or with --restart, which begins anew"
             )
+
+    def _exists(self) -> bool:
+        try:
+            self.path.stat()
+            if self.path.is_dir():
+                next(self.path.iterdir(), None)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise CheckpointError(f"{str(self.path)[:200]} cannot be read: {error.strerror}") from error
+        return True
+
+    def _on_the_hub(self) -> str:
+        """How to get what looks like the name of a model there: OWNER/NAME."""
+        name = str(self.path)
+        if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is None or self.path.parent.exists():
+            return ""
+        folder = self.path.name
+        return f"; of a model on the Hugging Face Hub, `hf download {name} --local-dir {folder}` makes a folder to give"
 
     def begun(self) -> str | None:
         """What a run that was cut off, or still goes on, has made so far in this folder; None if there is none."""

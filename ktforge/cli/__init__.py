@@ -22,8 +22,10 @@ from ktforge.cli.commands import (
     schema,
 )
 from ktforge.cli.options import takes_common_options
+from ktforge.cli.wording import Command, Group
 
 app = typer.Typer(
+    cls=Group,
     help="Turns Hugging Face MoE checkpoints into the weight files that CPU inference engines read.",
     no_args_is_help=True,
     add_completion=False,
@@ -31,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for module in (run, convert, moe_to_bf16, dequantize, inspect, init, plan, plugins, new_plugin, schema, isa):
-    app.command(module.NAME)(takes_common_options(module.command))
+    app.command(module.NAME, cls=Command)(takes_common_options(module.command))
 
 
 @app.callback(invoke_without_command=True)
@@ -66,11 +68,21 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # such as standard output on a full disk
-        print(f"error: {error.filename or 'the output of this command'}: {error.strerror}", file=sys.stderr)
+        what = error.filename or ("the output of this command" if _has_folder() else "the current directory is gone")
+        print(f"error: {what}: {error.strerror}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         _say_unexpected(error)
         sys.exit(1)
+
+
+def _has_folder() -> bool:
+    """Whether the current directory still exists."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _say_unexpected(error: Exception) -> None:

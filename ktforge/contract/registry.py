@@ -108,7 +108,7 @@ class Registry:
             if not is_blamed(error):  # such as a KTFORGE_ISA that this CPU does not have
                 raise
             raise PluginError(
-                f"{owner} cannot be imported ({one_line(error)}): mend or uninstall it, or {_off(point.name)}"
+                f"{owner} cannot be imported ({one_line(error)}): correct or uninstall it, or {_off(point.name)}"
             ) from error
         self._owners[point.name] = (dist, version)
         self.add(plugin, name=point.name)
@@ -140,7 +140,7 @@ class Registry:
         except BaseException as error:
             if not is_blamed(error):
                 raise
-            raise PluginError(f"{owner} failed while it was registered ({one_line(error)}): mend it{off}") from error
+            raise PluginError(f"{owner} failed while it was registered ({one_line(error)}): correct it{off}") from error
         logger.debug("%s offers %s", owner, ", ".join(f"{base.stage} {cls!r}" for base, cls in found) or "observers")
         for base, stage_cls in found:
             self._add_stage(base, Entry(stage_cls, label, dist, version))
@@ -151,12 +151,12 @@ class Registry:
         cls = entry.cls
         off = f", or {_off(entry.plugin)}" if entry.distribution else ""
         if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise PluginError(f"{entry} offers {cls!r}, which is not a {base.__name__} class: mend it{off}")
+            raise PluginError(f"{entry} offers {cls!r}, which is not a {base.__name__} class: correct it{off}")
         if not isinstance(getattr(cls, "name", None), str):
-            raise PluginError(f"{entry} offers {cls.__name__} without a `name`: mend it{off}")
+            raise PluginError(f"{entry} offers {cls.__name__} without a `name`: correct it{off}")
         if inspect.isabstract(cls):
             missing = ", ".join(sorted(cls.__abstractmethods__))
-            raise PluginError(f"{entry} offers the {base.stage} {cls.name!r}, which lacks {missing}: mend it{off}")
+            raise PluginError(f"{entry} offers the {base.stage} {cls.name!r}, which lacks {missing}: correct it{off}")
         key = (base.stage, cls.name)
         if key in self._entries:
             both = sorted([self._entries[key], entry], key=lambda e: e.plugin)
@@ -167,7 +167,7 @@ class Registry:
 
     def _add_preset(self, preset: object, owner: str, off: str) -> None:
         if not isinstance(preset, Preset):
-            raise PluginError(f"{owner} offers {preset!r}, which is not a Preset: mend it{off}")
+            raise PluginError(f"{owner} offers {preset!r}, which is not a Preset: correct it{off}")
         if preset.command in self._presets:
             other = self._presets[preset.command][1]
             raise PluginError(f"two plugins offer `ktforge {preset.command}`: {other} and {owner}: rename one{off}")
@@ -263,7 +263,7 @@ def _reported(function: Callable[..., Any], what: str, off: str) -> Callable[...
             reason = one_line(error)
             if reason not in said:
                 said.add(reason)
-                logger.warning("%s (%s), and the conversion goes on: mend it%s", what, reason, off)
+                logger.warning("%s (%s), and the conversion goes on: correct it%s", what, reason, off)
 
     return observed
 

@@ -25,7 +25,7 @@ def starter(folder: Path, registry: Registry, *, follow_links: bool = False) -> 
     """
     look = Look.at(folder, registry, follow_links=follow_links)
     seen = describe(look)
-    lines = [*_heading(seen), *(f"# To mend first: {problem}" for problem in seen.problems)]
+    lines = [*_heading(seen), *(f"# To correct first: {problem}" for problem in seen.problems)]
     middle = next((made for pipeline, made in _candidates(look, seen) if not _refused(look, pipeline)), None)
     if middle is None:
         reasons = dict.fromkeys(r for t, reasons in seen.targets.items() if t != DEQUANTIZE for r in reasons)

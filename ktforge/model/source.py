@@ -40,6 +40,9 @@ def read_source(loader: Loader) -> Source:
         except CheckpointError as error:
             problems.extend(p for p in error.problems if p not in problems)
             return None
+        except OSError as error:  # of the disk or the user's rights, whoever's code met it
+            problems.append(f"{str(error.filename or loader.folder())[:200]} cannot be read: {error.strerror}")
+            return None
 
     with blame(loader, "its checkpoint"):
         config = attempt(loader.config)

@@ -18,6 +18,7 @@ from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, UNFINISHED, stag
 from ktforge.disk.reading import read_json
 from ktforge.errors import CheckpointError, OutputError
 from ktforge.output.manifest import manifest_json
+from ktforge.text import counted
 
 #: The first 8 bytes of UNFINISHED, read as the length of a safetensors header, are more than any file has.
 _NOTE = b"This folder holds an unfinished output of ktforge. Run the same command again: it goes on where it stopped.\n"
@@ -60,13 +61,24 @@ def _copy(loader: Loader, relative: Path, target: Path) -> None:
         writing.copy_file(opened, name, target)
 
 
+#: A file that a run was to put in place, and that it no longer finds.
+_NOT_THERE = "it was taken away, or added to the source since the run began; start over with"
+
+
 def nested_weights(folder: Path) -> list[str]:
-    """A sentence for each of the files below ``folder`` that no output of ktforge has, and a loader would take."""
-    below = [path for path in folder.rglob("*.safetensors") if path.parent != folder]
-    return [
-        f"{path} holds weights, and a loader that walks {folder} would take them for the output's: move them elsewhere"
-        for path in sorted(below)[:20]
-    ]
+    """A sentence for each folder below ``folder`` with files that no output of ktforge has, and a loader would take."""
+    below: dict[Path, list[Path]] = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        if path.parent != folder:
+            below.setdefault(path.parent, []).append(path)
+    found = []
+    for files in list(below.values())[:20]:
+        more = f" and {counted(len(files) - 1, 'file')} more there hold" if files[1:] else " holds"
+        found.append(
+            f"{files[0]}{more} weights, and a loader that walks {folder} would take them for the output's: move them "
+            "elsewhere"
+        )
+    return found
 
 
 def _appeared(folder: Path, staging: Path, paths: list[str], stale: Sequence[str]) -> list[str]:
@@ -93,7 +105,7 @@ def publish(folder: Path, staging: Path, paths: list[str], stale: Sequence[str],
             gone = waiting
         if gone is not None:
             again = "--restart --overwrite" if overwrite else "--restart"
-            raise OutputError(f"{gone} is gone from the unfinished output: start over with {again}")
+            raise OutputError(f"{gone} is not in the unfinished output: {_NOT_THERE} {again}")
     else:
         problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths, stale))
         if problems:
@@ -110,7 +122,7 @@ def publish(folder: Path, staging: Path, paths: list[str], stale: Sequence[str],
             if staged(staging, path).exists():
                 writing.rename(staged(staging, path), target)
             elif not target.exists():
-                raise OutputError(f"{target} is gone from the unfinished output: start over with --restart")
+                raise OutputError(f"{target} is not in the unfinished output: {_NOT_THERE} --restart")
         _sync_parents(targets)
         writing.rename(waiting, manifest)
         writing.sync_folder(folder)

@@ -87,8 +87,12 @@ def _parse(text: str, source: str) -> Any:
                 raise ConfigError(f"{source}: nested more than {DEPTH_LIMIT} deep: it is no pipeline file")
         return yaml.load(text)
     except MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        begun = error.context_mark if "while parsing a flow" in (error.context or "") else None
+        mark = begun or error.problem_mark  # an open bracket is missed at the next key, on another line
+        line = f":{mark.line + 1}" if mark else ""
         problem = (error.problem or "not YAML").splitlines()[0]
+        if begun:
+            problem = f"a bracket {{ or [ that begins here is not closed, or a comma is missing in it ({problem})"
         raise ConfigError(f"{source}{line}: {problem}") from error
     except (YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{source}: not YAML: {str(error).splitlines()[0][:200]}") from error
@@ -119,10 +123,21 @@ def _set(data: CommentedMap, change: str) -> None:
         elif target is data and parent in _KEYS and parent not in data:
             target = data[parent] = CommentedMap()
         else:
-            raise ConfigError(f"--set {change}: the pipeline has no {parent!r} there")
+            raise ConfigError(f"--set {change}: {_no_such(parent, target, target is data)}")
     if not isinstance(target, dict):
         raise ConfigError(f"--set {change}: {'.'.join(parents)} is a list; name the entry by its number from 0")
+    if target is data and last not in _KEYS:
+        raise ConfigError(f"--set {change}: {_no_such(last, target, True)}")
     target[last] = _parse(text, f"--set {change}")
+
+
+def _no_such(key: str, target: Any, at_the_top: bool) -> str:
+    """That there is no ``key``, and what there is instead: keys, or numbers of a list's entries from 0."""
+    if isinstance(target, list):
+        there = f"the entries 0 to {len(target) - 1}" if target else "no entry"
+        return f"the list has no entry {key!r} there; it has {there}"
+    known = list(_KEYS) if at_the_top else [str(k) for k in target] if isinstance(target, dict) else []
+    return f"the pipeline has no {key!r} there{nearest(key, known)}" + (f"; it has {', '.join(known)}" if known else "")
 
 
 class _Builder:

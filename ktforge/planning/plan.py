@@ -193,7 +193,7 @@ def check_dense(recipe: Recipe, model: ModelConfig) -> None:
     mend = (
         f"the layout {stage.name} holds nothing else; the layout compressed-tensors does"
         if recipe.layout
-        else f"{stage.name} is for nothing else; preprocessors of one number format, such as fp8, take any model"
+        else f"{stage.name} converts experts alone; preprocessors of one number format, such as fp8, take any model"
     )
     raise CheckpointError(
         f"this is a dense model ({named}; config.json names no experts): there are no MoE experts to convert, "

@@ -52,7 +52,7 @@ def test_dry_run_is_one_of_the_run_that_was_asked_for(pipeline, out):
     one, three = (ktforge("run", pipeline, "--dry-run", "--workers", n).stdout for n in (1, 3))
     assert "for 1 unit at once" in one and "for 3 units at once" in three
     refused(ktforge("run", pipeline, "--dry-run", "--memory-limit", "100KB"), "more than the memory limit of 100.00 kB")
-    refused(ktforge("run", pipeline, "--dry-run", "--memory-limit", "much"), "--memory-limit: 'much' is no size")
+    refused(ktforge("run", pipeline, "--dry-run", "--memory-limit", "much"), "--memory-limit: 'much' is not a size")
     assert not out.exists()
 
 

@@ -116,7 +116,7 @@ def test_presets_of_one_command_are_a_collision():
     again = Preset("int4", {"use": "int8"}, {"use": "kt-amx"}, "")
     with pytest.raises(PluginError, match=r"two plugins offer `ktforge convert --quant-method int4`: plugin layout-kt"):
         installed(ktforge_presets=[again])
-    with pytest.raises(PluginError, match="plugin theirs offers 'int4', which is not a Preset: mend it"):
+    with pytest.raises(PluginError, match="plugin theirs offers 'int4', which is not a Preset: correct it"):
         installed(ktforge_presets=["int4"])
 
 

@@ -65,7 +65,7 @@ def test_what_is_to_be_mended_comes_first(tmp_path, registry):
     problems = plan(text, tmp_path, registry).problems
     assert "layout: {use: kt-amx, threadpool_count: 2}" in text
     problems = [p for p in problems if "whole routed experts only" not in p]  # since one has no up
-    assert len(problems) == 2 and all(f"# To mend first: {problem}" in text for problem in problems)
+    assert len(problems) == 2 and all(f"# To correct first: {problem}" in text for problem in problems)
 
 
 def test_stages_that_are_needed_are_there(tmp_path, registry):

@@ -185,7 +185,7 @@ def test_a_preprocessor_of_another_format_is_refused():
 
 @pytest.mark.parametrize("stage", [MoeToBf16(), SplitExperts()])
 def test_a_dense_model_has_no_experts_for_it(stage):
-    with pytest.raises(CheckpointError, match=f"this is a dense model .*{stage.name} is for nothing else"):
+    with pytest.raises(CheckpointError, match=f"this is a dense model .*{stage.name} converts experts alone"):
         dense("fp8", preprocess=[Fp8(), stage])
 
 

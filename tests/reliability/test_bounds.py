@@ -65,7 +65,7 @@ PIPELINES = {
     "key of 90 kB": (GOOD + f"? {'k' * 90_000}\n: 1\n", "pipeline.yaml:3: kkk"),
     "key that steers a terminal": (GOOD + '"\\e[2J\\n": 1\n', "pipeline.yaml:3: \\x1b[2J\\n: no such key"),
     "number of 90,000 digits": (GOOD + f"version: {'9' * 90_000}\n", "Exceeds the limit"),
-    "size of 400 digits": (GOOD.replace("out", f"out, max_shard_size: {'9' * 400}GB"), "is no size such as 5GB"),
+    "size of 400 digits": (GOOD.replace("out", f"out, max_shard_size: {'9' * 400}GB"), "is not a size such as 5GB"),
     "path of 90 kB": (GOOD.replace("absent", f"[{'x' * 90_000}]"), "loader.path: must be a path, not"),
     "NUL": ("\0" * 100, "special characters are not allowed"),
 }

@@ -87,7 +87,7 @@ def test_the_command_line_bounds_workers_and_memory(source, out):
     convert = ["convert", "--input-path", str(source), "--output", str(out), "--quant-method", "int4"]
     wrong = CliRunner().invoke(app, [*convert, "--memory-limit", "plenty"])
     assert isinstance(wrong.exception, ConfigError)
-    assert str(wrong.exception).startswith("--memory-limit: 'plenty' is no size such as 5GB")
+    assert str(wrong.exception).startswith("--memory-limit: 'plenty' is not a size such as 5GB")
     small = CliRunner().invoke(app, [*convert, "--memory-limit", "1kB"])
     assert isinstance(small.exception, PlanError) and not out.exists()
     assert CliRunner().invoke(app, [*convert, "--workers", "1", "--memory-limit", "1GiB"]).exit_code == 0
@@ -189,5 +189,5 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1e9", "2GBs", "1,5GB", "½GB"])
 def test_no_sizes(text):
-    with pytest.raises(ValueError, match="is no size such as 5GB"):
+    with pytest.raises(ValueError, match="is not a size such as 5GB"):
         parse_size(text)

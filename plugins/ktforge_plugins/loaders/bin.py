@@ -95,7 +95,10 @@ class BinLoader(FolderLoader):
         dtypes = _numpy_dtypes()
         for name, tensor in tensors.items():
             if tensor.dtype not in dtypes:
-                raise CheckpointError(f"{file}: {name} has the dtype {tensor.dtype}, which ktforge does not read")
+                raise CheckpointError(
+                    f"{file}: {name} has the dtype {tensor.dtype}, which ktforge does not read: "
+                    "get a copy in another number format"
+                )
             yield TensorSpec(name, dtypes[tensor.dtype], tuple(tensor.shape), file)
 
     def _tensors(self, file: Path) -> dict[str, torch.Tensor]:

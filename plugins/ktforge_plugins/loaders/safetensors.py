@@ -134,6 +134,8 @@ def _cut_short(spec: TensorSpec) -> CheckpointError:
 
 
 def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
+    with _opened(file):  # of one that may not be read, the library says that it is not there
+        pass
     try:
         # The library checks header, offsets and sizes. It does not tell the offsets, so the header is read again
         # (format: 8 bytes of length, header, data).
@@ -162,7 +164,10 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
         ]
     except KeyError:
         name, dtype = next((n, e["dtype"]) for n, e in entries.items() if e["dtype"] not in DTYPES)
-        raise CheckpointError(f"{file}: {name[:200]} has the dtype {dtype}, which ktforge does not read") from None
+        raise CheckpointError(
+            f"{file}: {name[:200]} has the dtype {dtype}, which ktforge does not read: get a copy in "
+            "another number format"
+        ) from None
     except TypeError:  # the library reads some spellings of an entry that no writer uses, such as a list
         raise CheckpointError(f"{file} has a header that says in no known form what it holds: save it again") from None
     return SourceFile(file, nbytes, xxhash.xxh3_128_hexdigest(header)), specs

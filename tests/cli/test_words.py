@@ -1,0 +1,97 @@
+"""What a user reads when something is wrong: plain words, no library's, and the word that was probably meant."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import pytest
+from ktforge_plugins import AutoLoader
+from typer.main import get_command
+
+from ktforge import CheckpointError
+from ktforge.cli import app
+from ktforge.model.source import read_source
+
+
+def ktforge(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "ktforge", *map(str, arguments)], capture_output=True, text=True,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )  # fmt: skip
+
+
+def last(*arguments, **environment):
+    done = ktforge(*arguments, **environment)
+    assert done.returncode in (1, 2), done.stdout
+    return done.stderr.splitlines()[-1]
+
+
+CONVERT = ["convert", "--input-path", "x", "--output", "y", "--quant-method", "int4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*CONVERT, "--workers", "abc"], "'--workers': it must be a whole number"),
+        ([*CONVERT, "--workers", "0"], "'--workers': it must be at least 1"),
+        ([*CONVERT, "--group-size", "1.5"], "'--group-size': it must be a whole number"),
+        ([*CONVERT, "--input-type", "fp7"], "there is no 'fp7' (did you mean fp8?); there are bf16, fp16, fp8, auto"),
+        (["convert"], "Error: --input-path and --output and --quant-method are missing"),
+        (["convert", "--output=x", "--quant-method", "int4"], "Error: --input-path is missing"),
+        (["inspect"], "Error: DIR is missing"),
+        (["moe-to-bf16", "--imput-path", "x"], "there is no option --imput-path (did you mean --input-path?)"),
+        (["moe-to-bf17"], "Did you mean 'moe-to-bf16'?"),
+        (["inspect", "Qwen/Qwen3-30B-A3B"], "error: Qwen/Qwen3-30B-A3B does not exist; of a model on the Hugging Face "
+         "Hub, `hf download Qwen/Qwen3-30B-A3B --local-dir Qwen3-30B-A3B` makes a folder to give"),
+        (["inspect", "/nowhere/at-all"], "error: /nowhere/at-all does not exist"),
+        (["inspect", "x" * 300], "xxx cannot be read: File name too long"),
+    ],
+)  # fmt: skip
+def test_the_command_line(arguments, said):
+    assert last(*arguments).endswith(said)
+
+
+def test_no_braces_and_no_words_of_a_library_in_any_help():
+
+    for name in get_command(app).commands:
+        text = ktforge(name, "--help", COLUMNS="80").stdout
+        assert not {"{", "}", "typing.", "Literal"} & set(text.split()) and "{" not in text.splitlines()[0]
+
+
+def test_summaries_are_not_cut(tmp_path):
+    text = " ".join(ktforge("--help", COLUMNS="80").stdout.split())
+    assert "..." not in text.partition("Commands:")[2] and "with upstream's options." in text
+
+
+@pytest.mark.parametrize("place", ["config.json", "model.safetensors", "."])
+def test_what_the_system_refuses_is_no_plugins_fault(tmp_path, monkeypatch, place):
+    """As root may read everything, the system's refusal is made up."""
+    folder = checkpoints.write(tmp_path / "m", checkpoints.tensors(), checkpoints.config())
+    refused, real = (folder / place).resolve(), Path.open
+
+    def opened(self, *arguments, **options):
+        if self.resolve() == refused:
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, *arguments, **options)
+
+    def listed(self):
+        if self.resolve() == refused:
+            raise PermissionError(13, "Permission denied", str(self))
+        return iter([])
+
+    monkeypatch.setattr(Path, "open", opened)
+    if place == ".":
+        monkeypatch.setattr(Path, "iterdir", listed)
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
+        read_source(AutoLoader(path=folder))
+    assert len(set(caught.value.problems)) == 1 and "plugin" not in str(caught.value)
+
+
+def test_a_directory_that_is_gone(tmp_path):
+    (tmp_path / "here").mkdir()
+    command = f"cd {tmp_path}/here && rmdir {tmp_path}/here && {sys.executable} -m ktforge inspect m"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and said.startswith("error: ") and "the output of this command" not in said
