@@ -82,7 +82,7 @@ def contract() -> str:
             lines += [f"### {name}", "", "```python", *fields, "```", "", prose(inspect.getdoc(cls) or ""), ""]
     lines += ["## The test kit", "", prose(inspect.getdoc(testing) or ""), ""]
     for name, thing in vars(testing).items():
-        if getattr(thing, "__module__", "") == "ktforge.testing" and not name.startswith("_"):
+        if name in testing.__all__:
             if inspect.isclass(thing):
                 lines += [f"### {name}", "", prose(inspect.getdoc(thing) or ""), ""]
             else:

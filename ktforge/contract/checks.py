@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from ktforge.contract.pending import Pending, pending
-from ktforge.contract.stages import Layout, Preprocessor, Quantizer, Stage
+from ktforge.contract.stages import Layout, Preprocessor, Stage
 from ktforge.contract.tensors import QuantPart, QuantSpec, QuantUnit, TensorSpec, Unit, UnitSpec, dtype_name
 from ktforge.errors import CheckpointError, KtforgeError, PluginError
 
@@ -177,9 +177,12 @@ def preprocessed(stage: Preprocessor, units: Iterable[Unit], planned: Sequence[U
         raise PluginError(f"{owner(stage)} made fewer units than it planned for {planned[0].name}")
 
 
-def delivered_parts(stage: Quantizer, unit: object, spec: QuantSpec, layout: Layout) -> QuantUnit:
-    """The quantised unit that a quantizer delivered. Raises PluginError if its arrays are not as ``spec`` planned them,
-    codes do not fit their bits, or scales are nothing that ``layout`` may store."""
+def delivered_parts(stage: Stage, unit: object, spec: QuantSpec, layout: Layout, *, trust: bool = True) -> QuantUnit:
+    """The quantised unit that a quantizer delivered, or a layout unpacked. Raises PluginError if its arrays are not as
+    ``spec`` planned them, codes do not fit their bits, or scales are nothing that ``layout`` may store.
+
+    ``trust`` passes over the values of a quantizer that is ``trusted``.
+    """
     if not isinstance(unit, QuantUnit):
         raise PluginError(
             f"{owner(stage)} delivered {type(unit).__name__} for {spec.unit.name}; a QuantUnit was planned"
@@ -197,12 +200,12 @@ def delivered_parts(stage: Quantizer, unit: object, spec: QuantSpec, layout: Lay
             raise PluginError(f"{owner(stage)}: zero points of {name} do not fit symmetric={spec.symmetric}")
         if got.zeros is not None:
             _check_array(stage, f"the zero points of {name}", got.zeros, np.dtype(np.int8), groups)
-        if not vars(type(stage)).get("trusted", False):
+        if not (trust and vars(type(stage)).get("trusted", False)):
             _check_values(stage, name, got, spec.bits, signed=layout.signed_scales)
     return unit
 
 
-def _check_values(stage: Quantizer, name: str, part: QuantPart, bits: int, *, signed: bool) -> None:
+def _check_values(stage: Stage, name: str, part: QuantPart, bits: int, *, signed: bool) -> None:
     highest = (1 << (bits - 1)) - 1
     for what, codes in (("codes", part.codes), ("zero points", part.zeros)):
         if codes is None or not codes.size or bits >= 8:
