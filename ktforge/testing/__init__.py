@@ -5,7 +5,7 @@ A check raises AssertionError with the sentence that a user would see, or with w
 
 from ktforge.testing.layouts import check_layout
 from ktforge.testing.loaders import check_loader
-from ktforge.testing.memory import MemoryLoader, MemoryWriter
+from ktforge.testing.memory import MemoryLoader, MemoryWriter, tiny_model
 from ktforge.testing.preprocessors import check_preprocessor
 from ktforge.testing.quantizers import check_quantizer, dequantised
 from ktforge.testing.units import expert, fused_experts, weight_unit
@@ -22,5 +22,6 @@ __all__ = [
     "dequantised",
     "expert",
     "fused_experts",
+    "tiny_model",
     "weight_unit",
 ]

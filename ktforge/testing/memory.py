@@ -12,7 +12,8 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from ktforge.contract.plan import Plan, Sink, Writer
 from ktforge.contract.stages import Loader, PlanKey, alike
-from ktforge.contract.tensors import DTYPES, FileSpec, TensorSpec
+from ktforge.contract.tensors import BF16, DTYPES, PROJECTIONS, FileSpec, TensorSpec
+from ktforge.testing.units import expert
 
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 
@@ -49,6 +50,22 @@ class MemoryLoader(Loader):
 
     def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
         return spec.rows(start, stop)
+
+
+def tiny_model(shape: tuple[int, int] = (256, 128), experts: int = 2, layers: int = 1) -> MemoryLoader:
+    """A MoE model in memory: experts of ``shape`` (expert size, hidden size) and a few weights beside them, in BF16."""
+    size, hidden = shape
+    tensors = {"model.norm.weight": np.ones(hidden, BF16)}
+    for layer in range(layers):
+        stem = f"model.layers.{layer}"
+        tensors[f"{stem}.mlp.gate.weight"] = np.full((experts, hidden), 0.01 * layer, BF16)
+        for number in range(experts):
+            unit = expert(shape, seed=layer * experts + number)
+            for projection in PROJECTIONS:
+                name = f"{stem}.mlp.experts.{number}.{projection}_proj.weight"
+                tensors[name] = unit.tensors[f"{projection}.weight"]
+    model = {"model_type": "qwen3_moe", "num_hidden_layers": layers, "num_experts": experts, "hidden_size": hidden}
+    return MemoryLoader(tensors=tensors, model={**model, "moe_intermediate_size": size})
 
 
 def _array(tensor: Any) -> Any:
