@@ -10,16 +10,15 @@ def quantise(weight: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Codes int8 [n, k] and float32 scales [n] of a bf16 matrix."""
     w = weight.astype(np.float32)
     amax = np.abs(w).max(axis=1)
-    scale = amax / np.float32(127) if bits == 8 else (amax.astype(np.float64) / 112.0).astype(np.float32)
+    scale = amax * np.float32(1 / 127) if bits == 8 else (amax.astype(np.float64) / 112.0).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
         product = w * inverse[:, None]
     # An infinite inverse (rows below 2^-121) makes 0 * inf; the code of zero is zero.
-    codes = np.clip(np.rint(np.nan_to_num(product, nan=0.0, posinf=127, neginf=-128)), -128, 127).astype(np.int32)
+    codes = np.clip(np.rint(np.nan_to_num(product, nan=0.0, posinf=127, neginf=-127)), -127, 127).astype(np.int32)
     if bits == 4:
-        codes = np.minimum(np.sign(codes) * ((np.abs(codes) + 8) & 0xF0) // 16, 7)
-    minus_zero = (weight.view(np.uint16) == 0x8000).all(axis=1)
-    return codes.astype(np.int8), np.where(minus_zero, np.float32(-0.0), scale)
+        codes = np.sign(codes) * np.minimum((np.abs(codes) + 8) >> 4, 7)
+    return codes.astype(np.int8), scale
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -26,7 +26,7 @@ const char *ktq_isa_current(void);
 int ktq_isa_use(const char *name);
 
 /* Absmax quantisation of w[n,k], one scale a row, as KTransformers does it (docs/formats/kt-amx.md).
- * bits is 8 or 4; codes[n,k] gets values in -128..127 or -8..7, scales[n] the float32 scale of an 8-bit code:
+ * bits is 8 or 4; codes[n,k] gets values in -127..127 or -7..7, scales[n] the float32 scale of an 8-bit code:
  * value = code * scale for 8 bits, code * 16 * scale for 4. */
 int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *codes, float *scales,
                struct ktq_where *where);

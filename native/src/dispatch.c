@@ -60,8 +60,7 @@ int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, i
     for (size_t row = 0; row < n; row++, w += stride, codes += k) {
         const uint16_t amax = table()->bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, row, where);
-        const float largest = ktq_row_absmax(w, k, amax);
-        scales[row] = bits == 8 ? ktq_scale_i8(largest) : ktq_scale_i4(largest);
+        scales[row] = ktq_row_scale(amax, bits);
         const float inverse = ktq_inverse(scales[row]);
         const ktq_table *isa = isfinite(inverse) ? table() : &ktq_scalar_table;
         (bits == 8 ? isa->codes_i8 : isa->codes_i4)(w, k, inverse, codes);

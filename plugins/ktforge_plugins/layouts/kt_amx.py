@@ -35,7 +35,7 @@ from ktforge.contract.tensors import F32, PROJECTIONS
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import read_model_config
 from ktforge.model.grouping import canonical, expert_unit
-from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
+from ktforge_plugins.quantize.integer import IntegerQuantizer, kt_method, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 _STEM = re.compile(
@@ -135,7 +135,7 @@ class KtAmx(Layout):
             bits = 8 * weight.nbytes // codes if weight and codes else 8
             if bits not in COLS_MULTIPLE:
                 raise CheckpointError(f"{weight} is no weight of {list(first.shape)} in 4 or 8 bits: see config.json")
-            yield QuantSpec(unit, demand.parts, bits, f"absmax-int{bits}/1", scale_bits=8)
+            yield QuantSpec(unit, demand.parts, bits, kt_method(bits), scale_bits=8)
 
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         parts = []
@@ -148,7 +148,7 @@ class KtAmx(Layout):
     def fused(self, quantizer: Quantizer, spec: QuantSpec) -> Fused | None:
         """One pass for the absmax quantizers, unless a subclass of theirs or of this layout does something else."""
         known = type(quantizer).quantize is IntegerQuantizer.quantize and type(self).pack is KtAmx.pack
-        return partial(self._quantise_and_pack, spec) if known and spec.method == f"absmax-int{spec.bits}/1" else None
+        return partial(self._quantise_and_pack, spec) if known and spec.method == kt_method(spec.bits) else None
 
     def _quantise_and_pack(self, spec: QuantSpec, unit: Unit, out: PackedUnit) -> None:
         for part in spec.parts:

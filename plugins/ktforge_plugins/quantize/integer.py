@@ -27,6 +27,11 @@ from ktforge.contract.tensors import BF16, F32, dtype_name
 KT_SCALE_BITS = 8
 
 
+def kt_method(bits: int) -> str:
+    """The method of KTransformers' rule, which kt-amx reads back and does in one pass."""
+    return f"absmax-int{bits}/2"
+
+
 class IntegerQuantizer(Quantizer):
     """Codes of ``bits`` bits and a scale per group of columns, from the group's extremes.
 
@@ -67,7 +72,7 @@ class IntegerQuantizer(Quantizer):
                 "the layout has room for one scale a row and no zero point (as KTransformers' packed experts are): "
                 "set group_size: channel and symmetric: true"
             )
-        return QuantSpec(unit, demand.parts, self.bits, f"absmax-{self.name}/1", scale_bits=KT_SCALE_BITS)
+        return QuantSpec(unit, demand.parts, self.bits, kt_method(self.bits), scale_bits=KT_SCALE_BITS)
 
     def _quantize_part(self, unit: Unit, spec: QuantSpec, part: Part) -> QuantPart:
         weight = part.of(unit.tensors[part.role])
