@@ -17,7 +17,7 @@ from ktforge.model.grouping import Grouping, group
 from ktforge.model.source import Source, read_source
 from ktforge.pipeline.file import build_pipeline
 from ktforge.pipeline.pipeline import Pipeline
-from ktforge.pipeline.presets import RAWINT4_GROUP, convert, to_bf16
+from ktforge.pipeline.presets import RAWINT4, convert, to_bf16
 from ktforge.readback.loader import require_packed
 from ktforge.readback.packed import Packed, find_packed
 
@@ -27,9 +27,7 @@ _NOWHERE = Path("out")
 CONVERSIONS: Mapping[str, Mapping[str, Any]] = {
     "convert --quant-method int4": {"quantize": "int4", "layout": "kt-amx"},
     "convert --quant-method int8": {"quantize": "int8", "layout": "kt-amx"},
-    "convert --quant-method rawint4": {
-        "quantize": "int4", "layout": "compressed-tensors", "group_size": RAWINT4_GROUP,
-    },
+    "convert --quant-method rawint4": RAWINT4,
     "convert --quant-method int4 --layout compressed-tensors": {"quantize": "int4", "layout": "compressed-tensors"},
     "convert --quant-method int8 --layout compressed-tensors": {"quantize": "int8", "layout": "compressed-tensors"},
 }  # fmt: skip

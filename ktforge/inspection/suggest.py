@@ -9,7 +9,7 @@ from ktforge.contract.registry import Registry
 from ktforge.inspection.description import Inspection, describe
 from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look
 from ktforge.pipeline.pipeline import Pipeline
-from ktforge.pipeline.presets import RAWINT4_GROUP
+from ktforge.pipeline.presets import RAWINT4, RAWINT4_GROUP
 from ktforge.text import counted, printable
 
 #: Numbers of NUMA nodes that kt-amx is tried with, the usual one first.
@@ -79,16 +79,15 @@ def _candidates(look: Look, seen: Inspection) -> Iterator[tuple[Pipeline, Lines]
                 yield look.conversion(quantize=bits, layout="kt-amx", threadpool_count=count), lines
     reasons = seen.targets["convert --quant-method int4"]
     why_not = [f"# Not kt-amx: {reason}" for reason in reasons]
-    for bits, size, note in (
-        ("int4", RAWINT4_GROUP, "  # columns that share a scale; KTransformers' RAWINT4 reads 32"),
-        ("int8", None, ""),
+    for options, quantize in (
+        (RAWINT4, f"{{use: int4, group_size: {RAWINT4_GROUP}, narrow_range: true}}  # what RAWINT4 reads"),
+        ({"quantize": "int8", "layout": "compressed-tensors"}, "{use: int8}"),
     ):
-        group = f", group_size: {size}" if size else ""
         lines = [
-            "preprocess:", *split, *bf16, f"quantize: {{use: {bits}{group}}}{note}",
+            "preprocess:", *split, *bf16, f"quantize: {quantize}",
             "layout: {use: compressed-tensors}  # for KTransformers' RAWINT4, vLLM, SGLang, transformers",
         ]  # fmt: skip
-        yield look.conversion(quantize=bits, layout="compressed-tensors", group_size=size), [*why_not, *lines]
+        yield look.conversion(**options), [*why_not, *lines]
     why_not += [f"# Not compressed-tensors: {reason}" for reason in seen.targets["convert --quant-method rawint4"]]
     if seen.experts:
         yield look.bf16(TO_BF16), [*why_not, "preprocess:", *bf16]

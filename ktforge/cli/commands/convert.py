@@ -33,7 +33,7 @@ def command(
     input_path: InputPath,
     output: Output,
     quant_method: Annotated[
-        QuantMethod, typer.Option("--quant-method", help="int4, int8, or rawint4: int4 in groups of 32.")
+        QuantMethod, typer.Option("--quant-method", help="int4, int8, or rawint4: int4 in groups of 32, codes -7 to 7.")
     ],
     input_type: Annotated[
         InputType, typer.Option("--input-type", help="Precision of the source's experts; checked if it is not auto.")
@@ -67,7 +67,7 @@ def command(
     """Convert a checkpoint to INT4 or INT8 for KTransformers, with upstream's options."""
     from ktforge.cli.progress import carry_out
     from ktforge.pipeline.file import build_pipeline, dump_pipeline
-    from ktforge.pipeline.presets import RAWINT4_GROUP, convert
+    from ktforge.pipeline.presets import RAWINT4, RAWINT4_GROUP, convert
 
     raw = quant_method is QuantMethod.rawint4
     if raw and layout is LayoutName.kt_amx:
@@ -90,10 +90,9 @@ def command(
     if chosen is not LayoutName.kt_amx and no_merge_safetensor:
         raise typer.BadParameter(f"--no-merge-safetensor is for kt-amx; {chosen.value} is always safetensors")
     data = convert(
-        input_path, output, quantize="int4" if raw else quant_method.value, layout=chosen.value,
-        group_size=RAWINT4_GROUP if raw else group_size, threadpool_count=threadpool_count,
-        input_type=input_type.value, writer="kt-folder" if no_merge_safetensor else "safetensors",
-        cpuinfer_threads=cpuinfer_threads,
+        input_path, output, threadpool_count=threadpool_count, input_type=input_type.value,
+        writer="kt-folder" if no_merge_safetensor else "safetensors", cpuinfer_threads=cpuinfer_threads,
+        **(RAWINT4 if raw else {"quantize": quant_method.value, "layout": chosen.value, "group_size": group_size}),
     )  # fmt: skip
     registry = installed(block, plugins)
     pipeline = build_pipeline(data, registry, NAME)

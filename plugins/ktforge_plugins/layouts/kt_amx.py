@@ -17,6 +17,7 @@ from ktforge import (
     PackedSpec,
     PackedUnit,
     Part,
+    PluginError,
     Quantizer,
     QuantPart,
     QuantSpec,
@@ -109,6 +110,7 @@ class KtAmx(Layout):
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         for part, quantised in zip(unit.spec.parts, unit.parts, strict=True):
             stem = self._stem(unit.spec.unit, part)
+            self._check_codes(unit.spec, part, quantised.codes)
             native.kt_amx_pack(quantised.codes, unit.spec.bits, out[f"{stem}.weight"])
             out[f"{stem}.scale"][:] = quantised.scales[:, 0]
 
@@ -183,6 +185,20 @@ class KtAmx(Layout):
     @staticmethod
     def _stem(unit: UnitSpec, part: Part) -> str:
         return f"blk.{unit.layer}.ffn_{part.projection}_exps.{unit.expert}.numa.{part.index}"
+
+    def _check_codes(self, spec: QuantSpec, part: Part, codes: np.ndarray) -> None:
+        """Raises PluginError for the lowest code that bits can say: kernels negate codes, and for it there is no other.
+
+        See docs/formats/kt-amx.md. The pass of :meth:`fused` never makes one.
+        """
+        most = (1 << (spec.bits - 1)) - 1
+        lowest = codes.min(initial=0)
+        if lowest < -most:
+            raise PluginError(
+                f"{spec.unit.tensors[part.role].name}: the quantizer (method {spec.method}) made the code {lowest}; "
+                f"{self.name} takes int{spec.bits} codes from {-most} to {most}, since kt-kernel up to 0.7.0 computes "
+                f"{-most - 1} wrongly on AVX-512: have the quantizer clamp at {-most}"
+            )
 
     def _check_sizes(self, spec: QuantSpec) -> None:
         """Refuses what upstream aborts on after minutes, and says which thread-pool counts fit."""
