@@ -1,7 +1,7 @@
 """What kernels that multiply by way of vpsignb make of codes: the reason why the lowest code is left out.
 
-kt-kernel up to 0.7.0 holds a weight of 4 bits as the byte 16 * code, and multiplies by an instruction for unsigned bytes
-with signed ones: so it takes activations without their sign, and gives that to the weights first.
+kt-kernel up to 0.7.0 holds a weight of 4 bits as the byte 16 * code, and multiplies by an instruction for unsigned
+bytes with signed ones: so it takes activations without their sign, and gives that to the weights first.
 """
 
 import numpy as np
