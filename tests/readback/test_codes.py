@@ -84,9 +84,8 @@ def row(folder):
 
 
 def test_inspect_says_which_versions_mind_and_what_mends_it(source, tmp_path):
-    sample = (
-        f"({2 * WEIGHTS * checkpoints.SIZE * checkpoints.HIDDEN // 2:,} looked at, in {WEIGHTS} of {WEIGHTS} weights)"
-    )
+    count = WEIGHTS * checkpoints.SIZE * checkpoints.HIDDEN
+    sample = f"({count:,} looked at, in {WEIGHTS} of {WEIGHTS} weights)"
     full, mended = packed(source, tmp_path / "full", FULL), tmp_path / "mended"
     (said,) = row(full)
     assert said.endswith(
