@@ -6,39 +6,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader
 from ktforge.pipeline.pipeline import Pipeline
 from ktforge.readback.loader import packed_loader, require_packed
 
-#: What KTransformers' backend RAWINT4 reads: INT4 in groups of so many columns.
-RAWINT4_GROUP = 32
-#: The options of :func:`convert` that stand for it. A code of -8 its kernels up to 0.7.0 compute wrongly on AVX-512.
-RAWINT4: Mapping[str, Any] = {
-    "quantize": "int4", "layout": "compressed-tensors", "group_size": RAWINT4_GROUP, "narrow_range": True,
-}  # fmt: skip
-
 
 def convert(
     source: Path,
     output: Path,
+    preset: Preset,
     *,
-    quantize: str,
-    layout: str,
-    group_size: int | None = None,
-    narrow_range: bool | None = None,
-    threadpool_count: int | None = None,
     input_type: str = "auto",
     writer: str = "safetensors",
     cpuinfer_threads: int | None = None,
+    quantize: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``ktforge convert``; options that are None are left to the stages' defaults."""
-    codes = _given(group_size=group_size, narrow_range=narrow_range)
+    """``ktforge convert``; ``quantize`` and ``layout`` are options of these stages beside the preset's own."""
     return {
         "loader": _loader(source),
         "preprocess": [{"use": "split-experts"}, {"use": "moe-to-bf16", "input_type": input_type}],
-        "quantize": {"use": quantize, **codes},
-        "layout": {"use": layout, **_given(threadpool_count=threadpool_count)},
+        "quantize": {**preset.quantize, **(quantize or {})},
+        "layout": {**preset.layout, **(layout or {})},
         "writer": {"use": writer, "path": str(output)},
         "runtime": {"cpuinfer_threads": cpuinfer_threads},
     }
@@ -51,10 +42,6 @@ def to_bf16(source: Path, output: Path, preprocess: str = "moe-to-bf16") -> dict
         "preprocess": [{"use": preprocess}],
         "writer": {"use": "safetensors", "path": str(output)},
     }
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _loader(source: Path) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_the_library_decompresses_what_was_packed(bits, form, symmetric):
     model, layout = {"hidden_size": 64, "num_hidden_layers": 1}, CompressedTensors(format=form)
     writer, loader = MemoryWriter(), MemoryLoader(tensors={"m.weight": unit.tensors["weight"]}, model=model)
     quantizer = QUANTIZERS[bits](group_size=16, symmetric=symmetric)
-    plan = Pipeline(loader=loader, quantize=quantizer, layout=layout, writer=writer).run()
+    plan = Pipeline(loader=loader, quantize=quantizer, layout=layout, writer=writer).run().plan
     config = QuantizationConfig.model_validate(json.loads(plan.config_json)["quantization_config"])
     state = {n.removeprefix("m."): checkpoints.as_torch(a) for n, a in writer.tensors.items()}
     restored = BaseCompressor.get_value_from_registry(form).decompress(state, config.config_groups["group_0"])

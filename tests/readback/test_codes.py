@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ktforge import Pipeline
 from ktforge.cli import app
 from ktforge.model.config import read_model_config
-from ktforge.model.grouping import group
+from ktforge.model.units import units_of
 from ktforge.readback import codes
 from ktforge.testing import MemoryLoader
 
@@ -42,7 +42,7 @@ def look(folder, *, kind=MemoryLoader):
     config = json.loads((folder / "config.json").read_text())
     loader = kind(tensors=checkpoints.load_output(folder), model=config)
     model = read_model_config(config)
-    return codes.lowest_codes(loader, model, group(tuple(loader.scan()), model).experts)
+    return codes.lowest_codes(loader, model, units_of(tuple(loader.scan()), model).experts)
 
 
 def test_the_share_of_the_lowest_code(source, out):

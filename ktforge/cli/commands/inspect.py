@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktforge.cli.kept import keep
 from ktforge.cli.options import Block, Checkpoint, PluginFiles, installed
 from ktforge.cli.table import show_rows
 
@@ -32,7 +31,7 @@ def command(
     from ktforge.inspection.description import describe
     from ktforge.inspection.look import Look
 
-    seen = describe(keep(Look.at(checkpoint, installed(block, plugins))))
+    seen = describe(Look.at(checkpoint, installed(block, plugins)))
     if as_json:
         typer.echo(json.dumps(seen.to_dict(), indent=2))
     else:

@@ -18,6 +18,7 @@ from ktforge import (
     PackedUnit,
     Part,
     PluginError,
+    Preset,
     Quantizer,
     QuantPart,
     QuantSpec,
@@ -35,7 +36,7 @@ from ktforge.contract.stages import Fused, PlanKey, alike
 from ktforge.contract.tensors import F32, PROJECTIONS
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import read_model_config
-from ktforge.model.grouping import canonical, expert_unit
+from ktforge.model.units import canonical, expert_unit
 from ktforge_plugins.quantize.integer import IntegerQuantizer, kt_method, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
@@ -59,6 +60,10 @@ class KtAmx(Layout):
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
 
+    @property
+    def numa_nodes(self) -> int:
+        return self.threadpool_count
+
     def plan_key(self) -> PlanKey:
         return alike
 
@@ -75,9 +80,9 @@ class KtAmx(Layout):
             rows, cols = tensors["weight"].shape
             for p in range(self.threadpool_count):
                 if projection == "down":
-                    parts.append(Part(projection, p, (0, rows), self._share(cols, p)))
+                    parts.append(Part(projection, p, (0, rows), self._portion(cols, p)))
                 else:
-                    parts.append(Part(projection, p, self._share(rows, p), (0, cols)))
+                    parts.append(Part(projection, p, self._portion(rows, p), (0, cols)))
         return Demand(tuple(parts), F32, scale_bits=8)
 
     def plan(self, spec: QuantSpec) -> PackedSpec:
@@ -179,7 +184,7 @@ class KtAmx(Layout):
             return "model.layers." + name.removeprefix("blk.")
         return name if name.startswith("lm_head.") else "model." + name
 
-    def _share(self, size: int, part: int) -> tuple[int, int]:
+    def _portion(self, size: int, part: int) -> tuple[int, int]:
         return part * size // self.threadpool_count, (part + 1) * size // self.threadpool_count
 
     @staticmethod
@@ -227,3 +232,16 @@ class KtAmx(Layout):
 @hookimpl
 def ktforge_layouts() -> Iterable[type[Layout]]:
     return [KtAmx]
+
+
+@hookimpl
+def ktforge_presets() -> Iterable[Preset]:
+    other = {4: "or int8", 8: ""}
+    for order, bits in enumerate((4, 8)):
+        yield Preset(
+            f"int{bits}", {"use": f"int{bits}"}, {"use": KtAmx.name},
+            f"INT{bits} with a scale a row, for KTransformers' AMXINT{bits}",
+            options=frozenset(["threadpool_count", "no_merge_safetensor"]),
+            tries=tuple({"threadpool_count": count} for count in (2, 1, 4, 8)),
+            notes={"quantize": other[bits], "layout": "NUMA nodes that the engine will run on"}, order=order,
+        )  # fmt: skip
