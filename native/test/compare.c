@@ -53,7 +53,11 @@ static void run(int what, int bits, size_t n, size_t k, size_t stride, size_t ro
         r->status = ktq_fp8_to_bf16(fp8, n, k, scale, k / cols + 1, rows, cols, (uint16_t *)(void *)r->bytes);
         break;
     case 5: r->status = ktq_f16_to_bf16(w, n * k, (uint16_t *)(void *)r->bytes); break;
-    default: r->status = ktq_f32_to_bf16(f32, n * k / 8, (uint16_t *)(void *)r->bytes);
+    case 6: r->status = ktq_f32_to_bf16(f32, n * k / 8, (uint16_t *)(void *)r->bytes); break;
+    default: /* codes, then scales, then zero points; narrow, asymmetric or neither, as the rows of blocks have it */
+        r->status = ktq_group(w, n, k, stride, bits, cols + 7, rows % 2 != 0, 1, r->bytes,
+                              (float *)(void *)(r->bytes + MOST), rows == 48 ? r->bytes + MOST / 2 * 3 : NULL,
+                              &r->where);
     }
 }
 
@@ -82,7 +86,7 @@ static void inputs(int round, size_t n, size_t stride) {
 }
 
 static int compare(const char *isa, int rounds) {
-    static const char *const names[] = {"absmax", "from_bf16", "from_fp8", "pack", "fp8_to_bf16", "f16", "f32"};
+    static const char *const names[] = {"absmax", "from_bf16", "from_fp8", "pack", "fp8_to_bf16", "f16", "f32", "group"};
     static const size_t blocks[][2] = {{128, 128}, {16, 32}, {48, 80}, {1, 1000}, {7, 1}};
     state = 1;
     for (int round = 0; round < rounds; round++) {
@@ -93,8 +97,8 @@ static int compare(const char *isa, int rounds) {
         size_t stride = k + below(64);
         const size_t *block = blocks[below(5)];
         inputs(round, n, stride);
-        for (int what = 0; what < 7; what++) {
-            int any_size = what == 0 || what == 4; /* the others want whole tiles, or a count */
+        for (int what = 0; what < 8; what++) {
+            int any_size = what == 0 || what == 4 || what == 7; /* the others want whole tiles, or a count */
             size_t rows = any_size ? 1 + below(n) : n, cols = any_size ? 1 + below(k) : k;
             if (ktq_isa_use("scalar") != KTQ_OK) return 1;
             run(what, bits, rows, cols, stride, block[0], block[1], &want);
