@@ -39,15 +39,15 @@ static const ktq_table *table(void) {
 
 int ktq_isa_count(void) { return isa_count; }
 
-const char *ktq_isa_name(int index) { return index >= 0 && index < isa_count ? isas[index].table->name : ""; }
+const char *ktq_isa_name(int index) { return index >= 0 && index < isa_count ? isas[index].table->isa : ""; }
 
 int ktq_isa_supported(int index) { return index >= 0 && index < isa_count && isas[index].supported(); }
 
-const char *ktq_isa_current(void) { return table()->name; }
+const char *ktq_isa_current(void) { return table()->isa; }
 
 int ktq_isa_use(const char *name) {
     for (int i = 0; i < isa_count; i++)
-        if (strcmp(isas[i].table->name, name) == 0 && isas[i].supported()) {
+        if (strcmp(isas[i].table->isa, name) == 0 && isas[i].supported()) {
             atomic_store_explicit(&chosen, isas[i].table, memory_order_release);
             return KTQ_OK;
         }
