@@ -37,6 +37,7 @@ ffi.set_source(
     "ktforge._native",
     '#include <stddef.h>\n#include <stdint.h>\n#include "ktq_api.h"',
     sources=sources(),
+    libraries=["m"],
     include_dirs=[(HERE / "include").relative_to(HERE.parent).as_posix()],
     depends=[p.relative_to(HERE.parent).as_posix() for p in sorted(HERE.rglob("*.h"))],
 )
