@@ -1,0 +1,8 @@
+/* A function for each name of a table that does nothing, to see that compare.c notices (tests/native/test_compare.py). */
+#include "../src/table.h"
+
+#define BROKEN(isa, result, name, parameters)                                                                         \
+    result ktq_broken_##name parameters;                                                                              \
+    result ktq_broken_##name parameters { return (result)0; }
+
+KTQ_FUNCTIONS(BROKEN, )
