@@ -11,5 +11,6 @@
 #include <stdint.h>
 
 #include "../include/ktq_api.h"
+#include "target.h"
 
 #endif

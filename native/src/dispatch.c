@@ -16,10 +16,10 @@ static const struct {
     int (*supported)(void);
 } isas[] = {
     {&ktq_scalar_table, always},
-#if defined(__x86_64__)
+#if defined(KTQ_X86_64)
     {&ktq_avx2_table, ktq_cpu_has_avx2},
     {&ktq_avx512_table, ktq_cpu_has_avx512},
-#elif defined(__aarch64__)
+#elif defined(KTQ_AARCH64)
     {&ktq_neon_table, always}, /* part of every aarch64 */
 #endif
 };

@@ -58,10 +58,10 @@ typedef struct ktq_table {
 #define KTQ_DEFINE_TABLE(isa_) const ktq_table ktq_##isa_##_table = {.isa = #isa_, KTQ_FUNCTIONS(KTQ_ENTRY, isa_)}
 
 KTQ_DECLARE(scalar);
-#if defined(__x86_64__)
+#if defined(KTQ_X86_64)
 KTQ_DECLARE(avx2);
 KTQ_DECLARE(avx512);
-#elif defined(__aarch64__)
+#elif defined(KTQ_AARCH64)
 KTQ_DECLARE(neon);
 #endif
 
