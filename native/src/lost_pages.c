@@ -136,7 +136,8 @@ int ktq_lost_pages_watch(const void *start, size_t size) {
     const uintptr_t end = ((uintptr_t)start + size + page - 1) & ~(page - 1);
     for (struct range *range = ranges; range < ranges + MOST_RANGES; range++) {
         uintptr_t expected = FREE;
-        if (!atomic_compare_exchange_strong(&range->start, &expected, TAKEN)) continue;
+        if (atomic_load(&range->start) != FREE || !atomic_compare_exchange_strong(&range->start, &expected, TAKEN))
+            continue;
         atomic_store(&range->end, end);
         atomic_store(&range->zeros, end);
         atomic_store(&range->start, first);
