@@ -1,4 +1,4 @@
-/* A function for each name of a table that does nothing, to see that compare.c notices (tests/native/test_compare.py). */
+/* Functions that do nothing, one for each name of a table: compare.c must notice (tests/native/test_compare.py). */
 #include "../src/table.h"
 
 #define BROKEN(isa, result, name, parameters)                                                                         \
