@@ -21,6 +21,7 @@ static inline ktq_step ktq_group_step(float low, float high, const ktq_grid *gri
     const double steps = half - 1 - lowest;
     ktq_step step = {0.0f, 0, lowest, half - 1};
     double range;
+    low += 0.0f, high += 0.0f; /* no -0: which zero of a group is its extreme depends on the order of comparisons */
     if (grid->symmetric) {
         range = 2.0 * (-low > high ? -low : high);
     } else {
