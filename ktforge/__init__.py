@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from ktforge.checkpoint.folder import CheckpointFolder
     from ktforge.checkpoint.loader import FolderLoader
     from ktforge.contract.hooks import hookimpl
-    from ktforge.contract.plan import Plan, Runtime, Sink, Writer
+    from ktforge.contract.plan import Plan, Runtime, Sink, Summary, Writer
+    from ktforge.contract.presets import Preset
     from ktforge.contract.registry import Registry
     from ktforge.contract.rules import Rule
-    from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Result
+    from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Result, Stage
     from ktforge.contract.tensors import (
         Demand,
         FileSpec,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         PluginError,
         Unsupported,
     )
+    from ktforge.model.number_format import NumberFormat
     from ktforge.output.folder import open_folder
     from ktforge.pipeline.pipeline import Pipeline
 
@@ -52,6 +54,7 @@ _HOMES = {
     "KtforgeError": "errors",
     "Layout": "contract.stages",
     "Loader": "contract.stages",
+    "NumberFormat": "model.number_format",
     "OutputError": "errors",
     "PackedSpec": "contract.tensors",
     "PackedUnit": "contract.tensors",
@@ -64,6 +67,7 @@ _HOMES = {
     "QuantPart": "contract.tensors",
     "QuantSpec": "contract.tensors",
     "QuantUnit": "contract.tensors",
+    "Preset": "contract.presets",
     "Quantizer": "contract.stages",
     "Registry": "contract.registry",
     "Result": "contract.stages",
@@ -71,6 +75,8 @@ _HOMES = {
     "Runtime": "contract.plan",
     "Sink": "contract.plan",
     "SourceFile": "contract.tensors",
+    "Stage": "contract.stages",
+    "Summary": "contract.plan",
     "TensorSpec": "contract.tensors",
     "Unit": "contract.tensors",
     "UnitSpec": "contract.tensors",
@@ -90,6 +96,7 @@ __all__ = [
     "KtforgeError",
     "Layout",
     "Loader",
+    "NumberFormat",
     "OutputError",
     "PackedSpec",
     "PackedUnit",
@@ -99,6 +106,7 @@ __all__ = [
     "PlanError",
     "PluginError",
     "Preprocessor",
+    "Preset",
     "QuantPart",
     "QuantSpec",
     "QuantUnit",
@@ -109,6 +117,8 @@ __all__ = [
     "Runtime",
     "Sink",
     "SourceFile",
+    "Stage",
+    "Summary",
     "TensorSpec",
     "Unit",
     "UnitSpec",

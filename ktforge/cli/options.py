@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from ktforge.errors import PluginError
+from ktforge.text import printable
 
 if TYPE_CHECKING:
     from ktforge.contract.registry import Registry
@@ -54,25 +60,76 @@ class RunOptions:
     )
 
 
+@dataclass(frozen=True)
+class CommonOptions:
+    """What every command takes; see :func:`takes_common_options`."""
+
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say what is done on the way, and by which code.")
+    ] = False
+
+
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of :class:`RunOptions`, which reach it as its parameter ``options``."""
 
-    def with_options(**given: Any) -> None:
+    def called(given: dict[str, Any]) -> None:
         run = {field.name: given.pop(field.name) for field in fields(RunOptions)}
         command(**given, options=RunOptions(**run))
+
+    return _taking(command, RunOptions, called)
+
+
+def takes_common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of :class:`CommonOptions`, which are carried out before it begins."""
+
+    def called(given: dict[str, Any]) -> None:
+        log(verbose=given.pop("verbose"))
+        try:
+            command(**given)
+        except SystemExit as error:  # typer's own exits are other exceptions
+            raise PluginError(f"code of a plugin ended the command with sys.exit({error.code!r})") from error
+
+    return _taking(command, CommonOptions, called)
+
+
+def _taking(
+    command: Callable[..., None], shared: type[Any], called: Callable[[dict[str, Any]], None]
+) -> Callable[..., None]:
+    """``called`` with all that is given on the command line, whose signature is that of ``command`` with the fields of
+    ``shared`` behind it."""
+
+    def with_options(**given: Any) -> None:
+        called(given)
 
     # typer reads the command line from a signature.
     hints = get_type_hints(command, include_extras=True)
     own = [p.replace(annotation=hints[n]) for n, p in inspect.signature(command).parameters.items() if n != "options"]
-    hints = get_type_hints(RunOptions, include_extras=True)
-    shared = [
+    hints = get_type_hints(shared, include_extras=True)
+    more = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in fields(RunOptions)
+        for f in fields(shared)
     ]
     with_options.__doc__ = command.__doc__
-    with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
+    with_options.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
     return with_options
+
+
+def log(*, verbose: bool) -> None:
+    """Shows what ktforge and its plugins log under ``ktforge`` on stderr: warnings, and all else if ``verbose``."""
+    logger = logging.getLogger("ktforge")
+    logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
+        logger.addHandler(_Sentences())
+
+
+class _Sentences(logging.Handler):
+    """``warning: …`` on stderr, with nothing in it that would steer a terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(printable(f"{record.levelname.lower()}: {record.getMessage()}"), file=sys.stderr)
+        if record.exc_info:
+            traceback.print_exception(record.exc_info[1])
 
 
 def installed(block: list[str] | None, plugins: list[Path] | None) -> Registry:

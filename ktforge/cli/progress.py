@@ -35,11 +35,10 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
     limit = memory_bytes(options.memory_limit)
     progress = Bar() if sys.stderr.isatty() else Lines()
     registry.add(progress, name="ktforge-progress")
-    started = time.perf_counter()
     interrupts = _Interrupts()
     before = signal.signal(signal.SIGINT, interrupts)
     try:
-        plan = pipeline.run(
+        summary = pipeline.run(
             overwrite=options.overwrite, restart=options.restart, verify=options.verify, workers=options.workers,
             memory_limit=limit, registry=registry,
         )  # fmt: skip
@@ -56,11 +55,11 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
     finally:
         progress.stop()
         signal.signal(signal.SIGINT, before)
-    seconds = time.perf_counter() - started
-    read = progress.done * plan.stored_bytes / max(1, plan.source_bytes)
+    plan, seconds = summary.plan, summary.seconds
+    read = summary.source_bytes * plan.stored_bytes / max(1, plan.source_bytes)
     what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "tensor")
     print(
-        f"{pipeline.writer.folder()}: {what}, {size_text(plan.stored_bytes)} → "
+        f"{summary.folder}: {what}, {size_text(plan.stored_bytes)} → "
         f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(read / seconds))}/s)"
     )
 

@@ -1,4 +1,7 @@
-"""The contract with plugins: one hook per stage finds classes, and observers watch a run."""
+"""The contract with plugins: one hook per stage finds classes, one finds presets, and observers watch a run.
+
+What an observer raises is logged with its plugin's name, and the conversion goes on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import pluggy
 
-from ktforge.contract.plan import Plan, Writer
+from ktforge.contract.plan import Plan, Summary, Writer
+from ktforge.contract.presets import Preset
 from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer
 from ktforge.contract.tensors import UnitSpec
 
@@ -40,6 +44,11 @@ def ktforge_writers() -> Iterable[type[Writer]]:  # type: ignore[empty-body]
 
 
 @hookspec
+def ktforge_presets() -> Iterable[Preset]:  # type: ignore[empty-body]
+    """Conversions that ``convert``, ``inspect`` and ``init`` offer by name."""
+
+
+@hookspec
 def ktforge_planned(plan: Plan) -> None:
     """A run is about to start. ``plan``: what it will do, without refusals."""
 
@@ -56,3 +65,14 @@ def ktforge_unit_written(spec: UnitSpec, seconds: float) -> None:
 
     ``spec``: the unit as the loader found it. ``seconds``: wall time from reading to the last write.
     """
+
+
+@hookspec
+def ktforge_finished(plan: Plan, summary: Summary) -> None:
+    """A run has ended well, and its output is published. ``summary``: what it did, and in which time."""
+
+
+@hookspec
+def ktforge_failed(plan: Plan, error: BaseException) -> None:
+    """A run has ended without its output, which the next one may go on with. ``error``: why, KeyboardInterrupt for
+    Ctrl-C."""

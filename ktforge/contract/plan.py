@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
 
+from ktforge.contract.checks import blame, expected
 from ktforge.contract.rules import Rule
 from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Result, Stage
 from ktforge.contract.tensors import FileSpec, SourceFile, TensorSpec, UnitSpec, total_bytes
@@ -52,6 +53,9 @@ class Writer(Stage):
     """Puts the output tensors into files."""
 
     stage: ClassVar[str] = "writer"
+    #: Glob patterns, relative to the output folder, of what a reader of its outputs takes for weights, beside
+    #: ``*.safetensors`` and ``*.bin``: what an earlier output left of them goes when another replaces it.
+    weights: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def plan(self, tensors: Sequence[TensorSpec], formats: Sequence[str]) -> Sequence[FileSpec]:
@@ -137,12 +141,28 @@ class Recipe(BaseModel):
 
     def bound(self, config: Mapping[str, Any]) -> Self:
         """This pipeline with every stage told what the source's config.json says."""
+        return self._with_stages(lambda stage: stage.bind(config))
+
+    def equipped(self, classes: Sequence[type[Stage]]) -> Self:
+        """This pipeline with every stage told which stage classes are installed."""
+        return self._with_stages(lambda stage: stage.equip(classes))
+
+    def _with_stages(self, told: Callable[[Any], Any]) -> Self:
+        def of(stage: Stage) -> Stage:
+            base = next(base for base in STAGES if isinstance(stage, base))
+            with blame(stage, "the pipeline"):
+                return expected(stage, told(stage), base, "the pipeline")
+
         return self.model_copy(
             update={
-                "preprocess": tuple(s.bind(config) for s in self.preprocess),
-                "quantize": self.quantize and self.quantize.bind(config),
-                "rules": tuple(_bound(r, config) for r in self.rules),
-                "layout": self.layout and self.layout.bind(config),
+                "loader": of(self.loader),
+                "preprocess": tuple(map(of, self.preprocess)),
+                "quantize": self.quantize and of(self.quantize),
+                "rules": tuple(
+                    rule.model_copy(update={"quantizer": rule.quantizer and of(rule.quantizer)}) for rule in self.rules
+                ),
+                "layout": self.layout and of(self.layout),
+                "writer": of(self.writer),
             }
         )
 
@@ -162,10 +182,6 @@ class Recipe(BaseModel):
             named["mtp"] = self.mtp
         runtime = self.runtime.model_dump(exclude_none=True)
         return {**named, "runtime": runtime} if runtime else named
-
-
-def _bound(rule: Rule, config: Mapping[str, Any]) -> Rule:
-    return rule.model_copy(update={"quantizer": rule.quantizer and rule.quantizer.bind(config)})
 
 
 def _named(stage: Stage) -> dict[str, Any]:
@@ -209,7 +225,9 @@ class Plan:
     """What a run will do. ``problems`` holds one sentence per refusal; a plan with any cannot be run.
 
     ``config_json`` is the output's config.json, None if the source has none to give. ``left_out`` are the tensors of
-    the source that are in no output, whole layers beyond the model's among them.
+    the source that are in no output, whole layers beyond the model's among them. ``inputs`` maps the files that decide
+    what stages make to the xxh3-128 of their content, in hex; ``stale`` are glob patterns of weights that an earlier
+    output may have left.
     """
 
     pipeline: Recipe
@@ -221,6 +239,8 @@ class Plan:
     sources: tuple[SourceFile, ...]
     left_out: tuple[TensorSpec, ...]
     problems: tuple[str, ...]
+    inputs: Mapping[Path, str]
+    stale: tuple[str, ...]
 
     def __repr__(self) -> str:
         """In one line: what it holds has a million."""
@@ -271,10 +291,27 @@ class Plan:
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """The quantizers' methods, such as absmax-int4/1."""
+        """The quantizers' methods, such as absmax-int4/2."""
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
 
-    def peak_memory(self, workers: int) -> int:
-        """Bytes of all that is in flight at the worst moment; the interpreter and its libraries come on top."""
+    def peak_memory(self, workers: int, limit: int | None = None) -> int:
+        """Bytes of all that is in flight at the worst moment, with a memory limit of so many bytes if there is one; the
+        interpreter and its libraries come on top."""
         largest = heapq.nlargest(workers, self.units, key=attrgetter("working_bytes"))
-        return sum([u.working_bytes for u in largest for _ in range(min(workers, u.shares))][:workers])
+        peak = sum([u.working_bytes for u in largest for _ in range(min(workers, u.shares))][:workers])
+        return peak if limit is None else min(peak, limit)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did. ``units`` were worked on and ``source_bytes`` of them read, which leaves out what an unfinished
+    output held already; ``output_bytes`` are those of the whole output, in ``folder`` if it has one. ``seconds`` are
+    of wall time, planning included.
+    """
+
+    plan: Plan
+    seconds: float
+    units: int
+    source_bytes: int
+    output_bytes: int
+    folder: Path | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -15,13 +16,17 @@ from typing import Any
 import pluggy
 
 from ktforge.contract import hooks as specs
-from ktforge.contract.checks import one_line
+from ktforge.contract.checks import is_blamed, one_line
 from ktforge.contract.plan import STAGES, Writer
+from ktforge.contract.presets import Preset
 from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Stage
 from ktforge.errors import ConfigError, KtforgeError, PluginError
 from ktforge.text import nearest
 
-GROUP = "ktforge"
+logger = logging.getLogger(__name__)
+
+#: The group of entry points, and the name of the project to pluggy.
+ENTRY_POINTS = "ktforge"
 #: Plugin names, separated by commas, that :meth:`Registry.installed` leaves out.
 BLOCK_VARIABLE = "KTFORGE_BLOCK"
 _HOOKS: dict[str, type[Stage]] = {
@@ -31,6 +36,7 @@ _HOOKS: dict[str, type[Stage]] = {
     "ktforge_layouts": Layout,
     "ktforge_writers": Writer,
 }
+_PRESETS = "ktforge_presets"
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,12 @@ class Registry:
     """
 
     def __init__(self, *plugins: object, blocked: Collection[str] = ()) -> None:
-        self._manager = pluggy.PluginManager(GROUP)
+        self._manager = pluggy.PluginManager(ENTRY_POINTS)
         self._manager.add_hookspecs(specs)
         self._blocked = frozenset(blocked)
         self._owners: dict[str, tuple[str, str]] = {}
         self._entries: dict[tuple[str, str], Entry] = {}
+        self._presets: dict[str, tuple[Preset, str]] = {}
         for plugin in plugins:
             self.add(plugin)
 
@@ -72,9 +79,9 @@ class Registry:
         """
         points = []
         for dist in importlib.metadata.distributions():
-            if f"[{GROUP}]" in (dist.read_text("entry_points.txt") or ""):  # to take all apart takes 0.1 s
+            if f"[{ENTRY_POINTS}]" in (dist.read_text("entry_points.txt") or ""):  # to take all apart takes 0.1 s
                 named = dist.name, dist.version  # the metadata is read and taken apart each time that one is asked for
-                points += [(point, *named) for point in dist.entry_points if point.group == GROUP]
+                points += [(point, *named) for point in dist.entry_points if point.group == ENTRY_POINTS]
         registry = cls(blocked=_blocked(blocked, {point.name for point, *_ in points}))
         # Not pluggy's load_setuptools_entrypoints: it drops the second of two plugins with one entry-point name in
         # silence, and lets an ImportError out without the plugin's name.
@@ -97,9 +104,9 @@ class Registry:
             )
         try:
             plugin = point.load()
-        except KtforgeError:  # such as a KTFORGE_ISA that this CPU does not have
-            raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_blamed(error):  # such as a KTFORGE_ISA that this CPU does not have
+                raise
             raise PluginError(
                 f"{owner} cannot be imported ({one_line(error)}): mend or uninstall it, or {_off(point.name)}"
             ) from error
@@ -123,15 +130,22 @@ class Registry:
             )
         if not hooks:
             raise PluginError(f"{owner} implements no hook: mark its functions with @ktforge.hookimpl{off}")
-        observed = {h: _blamed(getattr(plugin, h), f"{owner} failed in {h}", off) for h in hooks if h not in _HOOKS}
+        finding = [*_HOOKS, _PRESETS]
+        observed = {h: _reported(getattr(plugin, h), f"{owner} failed in {h}", off) for h in hooks if h not in finding}
         try:
             if observed:
                 self._manager.register(_Observers(observed))
             found = [(base, cls) for hook, base in _HOOKS.items() if hook in hooks for cls in getattr(plugin, hook)()]
-        except Exception as error:
+            presets = list(getattr(plugin, _PRESETS)()) if _PRESETS in hooks else []
+        except BaseException as error:
+            if not is_blamed(error):
+                raise
             raise PluginError(f"{owner} failed while it was registered ({one_line(error)}): mend it{off}") from error
+        logger.debug("%s offers %s", owner, ", ".join(f"{base.stage} {cls!r}" for base, cls in found) or "observers")
         for base, stage_cls in found:
             self._add_stage(base, Entry(stage_cls, label, dist, version))
+        for preset in presets:
+            self._add_preset(preset, owner, off)
 
     def _add_stage(self, base: type[Stage], entry: Entry) -> None:
         cls = entry.cls
@@ -150,6 +164,18 @@ class Registry:
             mend = f"turn one off with {names}" if names else "rename one"
             raise PluginError(f"two plugins offer the {base.stage} {cls.name!r}: {both[0]} and {both[1]}: {mend}")
         self._entries[key] = entry
+
+    def _add_preset(self, preset: object, owner: str, off: str) -> None:
+        if not isinstance(preset, Preset):
+            raise PluginError(f"{owner} offers {preset!r}, which is not a Preset: mend it{off}")
+        if preset.command in self._presets:
+            other = self._presets[preset.command][1]
+            raise PluginError(f"two plugins offer `ktforge {preset.command}`: {other} and {owner}: rename one{off}")
+        self._presets[preset.command] = preset, owner
+
+    def presets(self) -> list[Preset]:
+        """What ``ktforge convert`` can make, in the order in which it is offered."""
+        return sorted((preset for preset, _ in self._presets.values()), key=lambda p: (p.order, p.command))
 
     @property
     def hook(self) -> pluggy.HookRelay:
@@ -173,9 +199,13 @@ class Registry:
             )
         return self._entries[stage, name]
 
+    def classes(self) -> list[type[Stage]]:
+        """The stage classes, in the order of :meth:`entries`."""
+        return [entry.cls for entry in self.entries()]
+
     def build(self, stage: str, name: str, options: Mapping[str, Any]) -> Any:
-        """The stage of that name with these options."""
-        return self.find(stage, name).cls(**options)
+        """The stage of that name with these options, told which others there are."""
+        return self.find(stage, name).cls(**options).equip(self.classes())
 
 
 def load_file(path: Path) -> object:
@@ -191,8 +221,10 @@ def load_file(path: Path) -> object:
     sys.modules[name] = module  # pydantic looks up a class's annotations there
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if not is_blamed(error):
+            raise
         raise PluginError(f"plugin {path} cannot be imported ({one_line(error)})") from error
     return module
 
@@ -217,15 +249,21 @@ class _Observers:
         vars(self).update(observed)
 
 
-def _blamed(function: Callable[..., Any], prefix: str, off: str) -> Callable[..., Any]:
+def _reported(function: Callable[..., Any], what: str, off: str) -> Callable[..., Any]:
+    """An observer, which cannot stop a conversion: what it raises is logged, the same error once."""
+    said: set[str] = set()
+
     @functools.wraps(function)
-    def observed(*args: Any) -> Any:
+    def observed(*args: Any) -> None:
         try:
-            return function(*args)
-        except KtforgeError:
-            raise
-        except Exception as error:
-            raise PluginError(f"{prefix} ({one_line(error)}): mend it{off}") from error
+            function(*args)
+        except BaseException as error:
+            if not is_blamed(error) and not isinstance(error, KtforgeError):
+                raise
+            reason = one_line(error)
+            if reason not in said:
+                said.add(reason)
+                logger.warning("%s (%s), and the conversion goes on: mend it%s", what, reason, off)
 
     return observed
 
@@ -238,8 +276,8 @@ def _hooks(plugin: object) -> list[str]:
 
 
 def _is_hookimpl(value: object) -> bool:
-    return hasattr(value, f"{GROUP}_impl")
+    return hasattr(value, f"{ENTRY_POINTS}_impl")
 
 
 def _is_spec(name: str) -> bool:
-    return hasattr(getattr(specs, name, None), f"{GROUP}_spec")
+    return hasattr(getattr(specs, name, None), f"{ENTRY_POINTS}_spec")

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -81,21 +80,10 @@ class TensorSpec(NamedTuple):
         return f"{self.name} ({dtype_name(self.dtype)} {list(self.shape)})"
 
 
-NamedTuples = TypeVar("NamedTuples", bound=tuple[Any, ...])
-
-
-def named_tuples(kind: type[NamedTuples], *columns: Iterable[Any]) -> list[NamedTuples]:
-    """Named tuples of these columns, one for each field: in a third of the time that their own constructor takes.
-
-    As many as the shortest column has; one that never ends is a field that all have in common.
-    """
-    return list(map(tuple.__new__, repeat(kind), zip(*columns, strict=False)))
-
-
 def total_bytes(tensors: Iterable[TensorSpec]) -> int:
     """Bytes of all of them, counted by dtype and shape: of those, a hundred thousand tensors have a dozen."""
-    kinds = Counter(map(itemgetter(1, 2), tensors))
-    return sum(count * TensorSpec("", dtype, shape).nbytes for (dtype, shape), count in kinds.items())
+    counts = Counter(map(attrgetter("dtype", "shape"), tensors))
+    return sum(count * TensorSpec("", dtype, shape).nbytes for (dtype, shape), count in counts.items())
 
 
 class UnitSpec(NamedTuple):

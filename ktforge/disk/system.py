@@ -91,8 +91,8 @@ def quota_left(folder: Path) -> int | None:
     Soft limits do not count, since they may be exceeded for days.
     """
     found = os.stat(folder)
-    group = found.st_gid if found.st_mode & stat.S_ISGID else os.getegid()
-    limits = [limit for limit in (_limits(folder, _USER, os.geteuid()), _limits(folder, _GROUP, group)) if limit]
+    gid = found.st_gid if found.st_mode & stat.S_ISGID else os.getegid()
+    limits = [limit for limit in (_limits(folder, _USER, os.geteuid()), _limits(folder, _GROUP, gid)) if limit]
     return min((max(0, q.hard_blocks * _BLOCK - q.bytes) for q in limits if q.hard_blocks), default=None)
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ktforge.disk import system
 from ktforge.errors import CheckpointError
@@ -81,22 +82,25 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def copy_file(source: Path, path: Path) -> None:
-    """Copies the content of ``source``, synced. Raises CheckpointError if that cannot be read."""
+def copy_file(opened: BinaryIO, source: Path, path: Path) -> None:
+    """Copies what is left to read of ``opened``, which ``source`` names, synced. Raises CheckpointError if it cannot be
+    read."""
+    descriptor = create(path, 0)
     try:
-        opened = source.open("rb")
+        offset = 0
+        while data := _read(opened, source):
+            write_at(descriptor, data, offset, path)
+            offset += len(data)
+        sync(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _read(opened: BinaryIO, source: Path) -> bytes:
+    try:
+        return opened.read(CHUNK)
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
-    with opened:
-        descriptor = create(path, 0)
-        try:
-            offset = 0
-            while data := opened.read(CHUNK):
-                write_at(descriptor, data, offset, path)
-                offset += len(data)
-            sync(descriptor, path)
-        finally:
-            os.close(descriptor)
 
 
 def make_folders(folder: Path) -> None:

@@ -12,24 +12,26 @@ from ktforge.checkpoint.folder import WEIGHT_SUFFIXES, CheckpointFolder
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import UnitSpec, dtype_name, total_bytes
 from ktforge.errors import CheckpointError
-from ktforge.inspection.look import CONVERSIONS, DEQUANTIZE, TO_BF16, Look, targets
-from ktforge.inspection.trials import Kind, kinds_of
+from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look, targets
+from ktforge.inspection.trials import Sample, samples_of
 from ktforge.model.config import quantization_config
-from ktforge.model.grouping import Grouping, group
 from ktforge.model.source import Source, read_source
+from ktforge.model.units import ModelUnits, units_of
+from ktforge.readback.codes import LowestCodes, lowest_codes
 from ktforge.readback.loader import packed_loader
 from ktforge.readback.packed import Packed, made_from, read_manifest, stated_formats
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint as its headers and config.json describe it.
+    """A checkpoint as its headers and config.json describe it, and a sample of its codes.
 
     ``expert_storage`` and ``other_storage`` count tensors by parameter and dtype (``weight F8_E4M3``); packed experts
     count as their format. ``targets`` maps what can be made to the reasons why not; empty ones say that it can, once
     ``problems`` are mended. ``packed`` is the format of an output that a layout has packed, ``numa_nodes`` how many
     it was made for (None where that makes no difference), ``made_from`` the folder that ktforge made it from, and
-    ``replacement`` what an unfinished run would put in its place. Sizes are bytes.
+    ``replacement`` what an unfinished run would put in its place. ``lowest_codes`` is a look at the data of experts in
+    packed INT4, None if they are not. Sizes are bytes.
     """
 
     folder: str
@@ -45,6 +47,7 @@ class Inspection:
     numa_nodes: int | None
     made_from: str | None
     replacement: str | None
+    lowest_codes: LowestCodes | None
     expert_storage: Mapping[str, int]
     other_storage: Mapping[str, int]
     expert_bytes: int
@@ -72,35 +75,37 @@ def describe(look: Look) -> Inspection:
 
 
 def _of_ordinary(look: Look) -> Inspection:
-    grouping, unreadable, manifest = look.grouping, look.unreadable, read_manifest(look.folder)
+    units, unreadable, manifest = look.units, look.unreadable, read_manifest(look.folder)
     return Inspection(
         **_common(look),
-        fused=any(u.fused for u in grouping.experts),
+        fused=any(u.fused for u in units.experts),
         packed=", ".join(stated_formats(manifest)) or None,
         numa_nodes=None,
         made_from=made_from(manifest),
-        expert_storage=_storage(look.kinds.units, experts=True),
-        other_storage=_storage(look.kinds.units, experts=False),
-        expert_bytes=sum(u.nbytes * count for u, count in look.kinds.units if _has_experts(u)),
-        other_bytes=sum(u.nbytes * count for u, count in look.kinds.units if not _has_experts(u)),
-        mtp_bytes=sum(u.nbytes * count for u, count in look.kinds.extra),
+        lowest_codes=lowest_codes(look.loader, look.source.model, units.experts),
+        expert_storage=_storage(look.samples.units, experts=True),
+        other_storage=_storage(look.samples.units, experts=False),
+        expert_bytes=sum(u.nbytes * count for u, count in look.samples.units if _has_experts(u)),
+        other_bytes=sum(u.nbytes * count for u, count in look.samples.units if not _has_experts(u)),
+        mtp_bytes=sum(u.nbytes * count for u, count in look.samples.extra),
         targets={t: tuple(p for p in problems if p not in unreadable) for t, problems in targets(look).items()},
-        problems=(*grouping.problems.lines(), *unreadable),
+        problems=(*units.problems.lines(), *unreadable),
     )
 
 
 def _of_packed(look: Look, packed: Packed) -> Inspection:
     """An output that a layout has packed under names of its own, as what reads it back presents it."""
     loader = packed_loader(look.loader, packed)
-    grouping = Grouping()
+    units = ModelUnits()
     try:
         presented = read_source(loader)
-        grouping = group(presented.tensors, presented.model)
-        problems = grouping.problems.lines()
+        units = units_of(presented.tensors, presented.model)
+        problems = units.problems.lines()
     except CheckpointError as refusal:
         problems = refusal.problems
     form, nodes = packed.form(look.loader, look.source.tensors)
-    others = sum(u.nbytes for u in grouping.others)
+    commands = [preset.command for preset in look.registry.presets()]
+    others = sum(u.nbytes for u in units.others)
     sentence = packed.sentence(look.folder, (form, nodes))
     return Inspection(
         **_common(look),
@@ -108,18 +113,19 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         packed=form,
         numa_nodes=nodes,
         made_from=packed.made_from,
-        expert_storage={form: len(grouping.experts)},
-        other_storage=_storage(kinds_of(grouping.others), experts=False),
+        lowest_codes=None,
+        expert_storage={form: len(units.experts)},
+        other_storage=_storage(samples_of(units.others), experts=False),
         expert_bytes=total_bytes(look.source.tensors) - others,
         other_bytes=others,
         mtp_bytes=0,
-        targets={**dict.fromkeys((TO_BF16, *CONVERSIONS), (sentence,)), DEQUANTIZE: ()},
+        targets={**dict.fromkeys((TO_BF16, *commands), (sentence,)), DEQUANTIZE: ()},
         problems=problems,
     )
 
 
 def _common(look: Look) -> dict[str, Any]:
-    """What both kinds of folder have."""
+    """What an ordinary folder and a packed one have."""
     source = look.source
     return {
         "folder": str(look.folder),
@@ -145,9 +151,9 @@ def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in found.items() if isinstance(v, str | int | float) or k == "weight_block_size"}
 
 
-def _storage(kinds: Iterable[Kind], *, experts: bool) -> dict[str, int]:
+def _storage(samples: Iterable[Sample], *, experts: bool) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for unit, count in kinds:
+    for unit, count in samples:
         if _has_experts(unit) == experts:
             for role, tensor in unit.tensors.items():
                 counts[f"{role.rpartition('.')[2]} {dtype_name(tensor.dtype)}"] += count

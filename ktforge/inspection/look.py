@@ -8,31 +8,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, Preprocessor
 from ktforge.contract.tensors import PROJECTIONS
 from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts
-from ktforge.inspection.trials import Kinds
-from ktforge.model.grouping import Grouping, group
+from ktforge.inspection.trials import Samples
 from ktforge.model.source import Source, read_source
+from ktforge.model.units import ModelUnits, units_of
 from ktforge.pipeline.file import build_pipeline
 from ktforge.pipeline.pipeline import Pipeline
-from ktforge.pipeline.presets import RAWINT4_GROUP, convert, to_bf16
+from ktforge.pipeline.presets import convert, to_bf16
 from ktforge.readback.loader import require_packed
 from ktforge.readback.packed import Packed, find_packed
 
 #: An output folder for pipelines that are asked and never run.
 _NOWHERE = Path("out")
-#: What ``ktforge convert`` can make, by the words of the command line.
-CONVERSIONS: Mapping[str, Mapping[str, Any]] = {
-    "convert --quant-method int4": {"quantize": "int4", "layout": "kt-amx"},
-    "convert --quant-method int8": {"quantize": "int8", "layout": "kt-amx"},
-    "convert --quant-method rawint4": {
-        "quantize": "int4", "layout": "compressed-tensors", "group_size": RAWINT4_GROUP,
-    },
-    "convert --quant-method int4 --layout compressed-tensors": {"quantize": "int4", "layout": "compressed-tensors"},
-    "convert --quant-method int8 --layout compressed-tensors": {"quantize": "int8", "layout": "compressed-tensors"},
-}  # fmt: skip
 TO_BF16, DEQUANTIZE = "moe-to-bf16", "dequantize"
 
 
@@ -44,7 +35,7 @@ class Look:
     registry: Registry
     loader: Loader
     source: Source
-    grouping: Grouping
+    units: ModelUnits
     packed: Packed | None = None
 
     @classmethod
@@ -53,31 +44,31 @@ class Look:
         loader = registry.build("loader", "auto", {"path": folder})
         source = read_source(loader)
         try:
-            return cls(folder, registry, loader, source, group(source.tensors, source.model))
+            return cls(folder, registry, loader, source, units_of(source.tensors, source.model))
         except UnknownExperts:
             packed = find_packed(loader, registry)
             if packed is None:
                 raise
-            return cls(folder, registry, loader, source, Grouping(), packed)
+            return cls(folder, registry, loader, source, ModelUnits(), packed)
 
     @cached_property
-    def kinds(self) -> Kinds:
-        return Kinds.of(self.source, self.grouping, self.bf16())
+    def samples(self) -> Samples:
+        return Samples.of(self.source, self.units, self.bf16())
 
     @cached_property
-    def whole(self) -> Kinds:
-        """The same without experts that lack a projection, which the grouping says already."""
-        experts = [u for u in self.grouping.experts if u.fused or u.projections().keys() == set(PROJECTIONS)]
-        return Kinds.of(self.source, replace(self.grouping, experts=experts), self.bf16())
+    def whole(self) -> Samples:
+        """The same without experts that lack a projection, which is said already."""
+        experts = [u for u in self.units.experts if u.fused or u.projections().keys() == set(PROJECTIONS)]
+        return Samples.of(self.source, replace(self.units, experts=experts), self.bf16())
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:
         """What nothing can be made of: of all targets, moe-to-bf16 asks the least of a checkpoint."""
-        return self.kinds.unreadable(self.bf16())
+        return self.samples.unreadable(self.bf16())
 
-    def conversion(self, **options: Any) -> Pipeline:
-        """The pipeline of ``ktforge convert`` with these options."""
-        return build_pipeline(convert(self.folder, _NOWHERE, **options), self.registry, "inspect")
+    def conversion(self, preset: Preset, layout: Mapping[str, Any] | None = None) -> Pipeline:
+        """The pipeline of ``ktforge convert`` for a preset, with these options of its layout."""
+        return build_pipeline(convert(self.folder, _NOWHERE, preset, layout=layout), self.registry, "inspect")
 
     def bf16(self, preprocess: str = TO_BF16) -> Pipeline:
         """The pipeline that only preprocesses."""
@@ -91,17 +82,17 @@ class Look:
                     pipeline = self.bf16(entry.cls.name)
                 except KtforgeError:  # it needs options
                     continue
-                if self.kinds.changed_by(pipeline):
+                if self.samples.changed_by(pipeline):
                     yield entry.cls.name
 
 
 def targets(look: Look) -> dict[str, tuple[str, ...]]:
     """What can be made of an ordinary checkpoint → the reasons why not, as the commands would give them."""
-    refusals = look.kinds.refusals
+    refusals = look.samples.refusals
     found = {TO_BF16: refusals(look.bf16())}
     if not look.source.model.experts:
         found |= {preprocess_target(name): refusals(look.bf16(name)) for name in look.formats()}
-    found |= {target: refusals(look.conversion(**options)) for target, options in CONVERSIONS.items()}
+    found |= {preset.command: refusals(look.conversion(preset)) for preset in look.registry.presets()}
     try:
         require_packed(look.loader, look.registry, look.source.tensors)
         found[DEQUANTIZE] = ()

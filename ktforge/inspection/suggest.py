@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Literal
 
+from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.inspection.description import Inspection, describe
 from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look
 from ktforge.pipeline.pipeline import Pipeline
-from ktforge.pipeline.presets import RAWINT4_GROUP
 from ktforge.text import counted, printable
 
-#: Numbers of NUMA nodes that kt-amx is tried with, the usual one first.
-NODES = (2, 1, 4, 8)
 #: The lines of a pipeline file between loader and writer.
 Lines = list[str]
 
@@ -21,7 +20,7 @@ Lines = list[str]
 def starter(folder: Path, registry: Registry) -> str:
     """A commented pipeline file for the checkpoint in ``folder``, or comments that say why there is none.
 
-    The first of these that can be made of it: kt-amx in INT4 or INT8, compressed-tensors in INT4 or INT8, BF16.
+    It is for the first of these that can be made of it: the presets of plugins in their order, then BF16.
     Raises CheckpointError if the checkpoint cannot be read.
     """
     look = Look.at(folder, registry)
@@ -69,31 +68,34 @@ def _candidates(look: Look, seen: Inspection) -> Iterator[tuple[Pipeline, Lines]
         return
     split = ["  - {use: split-experts}  # all experts of a layer are in one tensor"] if seen.fused else []
     bf16 = ["  - {use: moe-to-bf16}  # from any precision; what is BF16 already stays as it is"]
+    why_not: dict[str, Lines] = {}
+    for preset in look.registry.presets():
+        name = preset.layout["use"]
+        reasons = [line for layout, lines in why_not.items() if layout != name for line in lines]
+        why_not.setdefault(name, [f"# Not {name}: {reason}" for reason in seen.targets[preset.command]])
+        if look.registry.find("layout", name).cls.experts_only and not seen.experts:
+            continue
+        for options in preset.tries:
+            lines = [
+                "preprocess:", *split, *bf16, _line(preset, "quantize", preset.quantize),
+                _line(preset, "layout", {**preset.layout, **options}),
+            ]  # fmt: skip
+            yield look.conversion(preset, options), [*reasons, *lines]
+    reasons = [line for lines in why_not.values() for line in lines]
     if seen.experts:
-        for bits, other in (("int4", "  # or int8"), ("int8", "")):
-            for count in NODES:
-                lines = [
-                    "preprocess:", *split, *bf16, f"quantize: {{use: {bits}}}{other}",
-                    f"layout: {{use: kt-amx, threadpool_count: {count}}}  # NUMA nodes that the engine will run on",
-                ]  # fmt: skip
-                yield look.conversion(quantize=bits, layout="kt-amx", threadpool_count=count), lines
-    reasons = seen.targets["convert --quant-method int4"]
-    why_not = [f"# Not kt-amx: {reason}" for reason in reasons]
-    for bits, size, note in (
-        ("int4", RAWINT4_GROUP, "  # columns that share a scale; KTransformers' RAWINT4 reads 32"),
-        ("int8", None, ""),
-    ):
-        group = f", group_size: {size}" if size else ""
-        lines = [
-            "preprocess:", *split, *bf16, f"quantize: {{use: {bits}{group}}}{note}",
-            "layout: {use: compressed-tensors}  # for KTransformers' RAWINT4, vLLM, SGLang, transformers",
-        ]  # fmt: skip
-        yield look.conversion(quantize=bits, layout="compressed-tensors", group_size=size), [*why_not, *lines]
-    why_not += [f"# Not compressed-tensors: {reason}" for reason in seen.targets["convert --quant-method rawint4"]]
-    if seen.experts:
-        yield look.bf16(TO_BF16), [*why_not, "preprocess:", *bf16]
+        yield look.bf16(TO_BF16), [*reasons, "preprocess:", *bf16]
     for name in look.formats():
-        yield look.bf16(name), [*why_not, "preprocess:", f"  - {{use: {name}}}  # BF16 from this format"]
+        yield look.bf16(name), [*reasons, "preprocess:", f"  - {{use: {name}}}  # BF16 from this format"]
+
+
+def _line(preset: Preset, key: Literal["quantize", "layout"], stage: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{option}: {_scalar(value)}" for option, value in stage.items())
+    note = preset.notes.get(key)
+    return f"{key}: {{{options}}}" + (f"  # {note}" if note else "")
+
+
+def _scalar(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refused(look: Look, pipeline: Pipeline) -> bool:

@@ -74,7 +74,7 @@ class Architecture(BaseModel):
                 number, dot, rest = name[match.start(2) :].partition(".")
                 if dot and number == match[2]:
                     stem, layer = name[: match.start(2)], place[0]
-                    numbers[number], roles[rest] = place[1:]
+                    _, numbers[number], roles[rest] = place
                 yield place
             elif fused is not None and (match := fused(name)) is not None:
                 projection, parameter = match[2], match[3]

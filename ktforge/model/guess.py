@@ -10,7 +10,7 @@ from ktforge.contract.tensors import TensorSpec
 from ktforge.errors import CheckpointError
 from ktforge.model.architectures import architectures
 from ktforge.model.config import COUNT_LIMIT, EXPERT_COUNT, NESTED, read_model_config
-from ktforge.model.grouping import canonical, group
+from ktforge.model.units import canonical, units_of
 
 
 def tensor_problems(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def tensor_problems(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) ->
     except CheckpointError:  # not to be made sense of at all: the names alone count
         model, announced = ModelConfig("", layers, 1, highest, 1, frozenset(found)), False
     try:
-        lines = group(tensors, model).problems.lines()
+        lines = units_of(tensors, model).problems.lines()
     except CheckpointError as error:
         lines = error.problems
     return lines if announced else tuple(p.replace("config.json announces", "the names speak of") for p in lines)

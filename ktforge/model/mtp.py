@@ -10,7 +10,7 @@ from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import PROJECTIONS, UnitSpec
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import COUNT_LIMIT, NESTED
-from ktforge.model.grouping import Grouping, canonical, expert_list, missing_projections
+from ktforge.model.units import ModelUnits, canonical, expert_list, missing_projections
 
 #: Fields that count these layers: DeepSeek's, GLM's, Step's and MiMo's; Qwen's; MiniMax's; and that of transformers 5.
 #: Readers take a missing one for the default of its family, which may be 1, so 0 must be said.
@@ -28,14 +28,14 @@ _EXPERT = re.compile(rf"(.*\.)experts\.({NUMBER})\.([a-z]\w*)\.\w+")
 _WEIGHT = re.compile(rf"(?:model\.)?layers\.{NUMBER}\.(.+)\.(?:weight|weight_packed|qweight)")
 
 
-def check_extra(grouping: Grouping, model: ModelConfig, config: Mapping[str, Any]) -> None:
+def check_extra(units: ModelUnits, model: ModelConfig, config: Mapping[str, Any]) -> None:
     """Adds what is missing of multi-token-prediction layers to the problems, for when they are to be kept.
 
     A layer must have all experts, each whole, and what all the model's own layers with experts have; as many layers
     must be there as config.json counts, or none.
     """
-    for problem in (*_experts_missing(grouping.extra, model), *_parts_missing(grouping, model, config)):
-        grouping.problems.add(f"{problem}: get the rest, or leave these layers out with mtp: omit in a pipeline file")
+    for problem in (*_experts_missing(units.extra, model), *_parts_missing(units, model, config)):
+        units.problems.add(f"{problem}: get the rest, or leave these layers out with mtp: omit in a pipeline file")
 
 
 def without_extra(config: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
@@ -86,10 +86,10 @@ def _experts_missing(units: Iterable[UnitSpec], model: ModelConfig) -> Iterable[
             yield f"{layer}experts, for multi-token prediction: have {' and '.join(sorted(every))} only"
 
 
-def _parts_missing(grouping: Grouping, model: ModelConfig, config: Mapping[str, Any]) -> Iterable[str]:
+def _parts_missing(units: ModelUnits, model: ModelConfig, config: Mapping[str, Any]) -> Iterable[str]:
     """What layers from ``num_hidden_layers`` on lack of a whole layer, and which of them there should be."""
     beyond: dict[int, set[str]] = {}
-    for unit in grouping.extra:
+    for unit in units.extra:
         if unit.layer is not None and unit.layer >= model.layers:
             beyond.setdefault(unit.layer, set()).update(_parts([unit]))
     if not beyond:
@@ -102,13 +102,13 @@ def _parts_missing(grouping: Grouping, model: ModelConfig, config: Mapping[str, 
             f"layer {', '.join(map(str, absent))}, for multi-token prediction: is missing, while layer "
             f"{', '.join(map(str, sorted(beyond)))} is there and config.json counts {counted}"
         )
-    sparse = [u.layer for u in grouping.experts]
+    sparse = [u.layer for u in units.experts]
     of_layer: dict[int, set[str]] = {layer: set() for layer in sparse if layer is not None}
-    for unit in grouping.others:
+    for unit in units.others:
         if unit.layer in of_layer:
             of_layer[unit.layer].update(_parts([unit]))
     common = set.intersection(*of_layer.values()) if of_layer else set()
-    with_experts = {u.layer for u in grouping.extra if u.is_expert or u.fused}
+    with_experts = {u.layer for u in units.extra if u.is_expert or u.fused}
     for layer, parts in sorted(beyond.items()):
         routed = layer in with_experts
         missing = sorted(common - parts)

@@ -7,6 +7,7 @@ in place, so that a run which was cut off, by an error or by ``kill -9``, goes o
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,8 @@ from ktforge.output.publish import discard, nested_weights, publish, published, 
 from ktforge.output.resume import check_unchanged, fingerprint
 from ktforge.output.sink import FolderSink
 from ktforge.text import counted
+
+logger = logging.getLogger(__name__)
 
 
 def check_output(folder: Path, source: Path | None) -> list[str]:
@@ -120,6 +123,7 @@ def open_folder(
     try:
         with locked(staging):
             journal = _open_journal(folder, plan, overwrite=overwrite, restart=restart)
+            logger.info("%s is open, %s are written", folder, counted(len(journal.written), "tensor"))
             sink = FolderSink(staging, plan.files, journal)
             try:
                 _check_kept(folder, plan.files, journal, verify=verify)
@@ -128,12 +132,13 @@ def open_folder(
                 if not journal.staged:
                     stage_documents(staging, plan, documents)
                     journal.add_staged()
-                publish(folder, staging, paths, overwrite=overwrite or journal.overwrite)
+                logger.info("publishing %s", folder)
+                publish(folder, staging, paths, plan.stale, overwrite=overwrite or journal.overwrite)
             finally:
                 sink.close()
                 journal.close()
                 if not journal.fingerprint and not (folder / UNFINISHED).exists():
-                    discard(folder, staging)
+                    discard(folder, staging, plan.stale)
     except OSError as error:
         raise OutputError(_failure(folder, error)) from error
     finally:
@@ -150,11 +155,11 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
         check_unchanged(folder, journal.fingerprint, now, _again(folder, journal))
     if not _may_replace(folder, journal, overwrite=overwrite, goes_on=goes_on):
         if not journal.fingerprint:
-            discard(folder, staging)
+            discard(folder, staging, plan.stale)
         needed = _again(folder, journal) if restart and journal.fingerprint else "--overwrite"
         raise OutputError(f"{folder} is not empty: choose another folder, or say {needed}")
     if not goes_on:
-        discard(folder, staging)
+        discard(folder, staging, plan.stale)
         journal = Journal(staging / JOURNAL)
         journal.begin(now, overwrite=overwrite or (folder / UNFINISHED).exists())
     return journal

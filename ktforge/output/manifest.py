@@ -22,12 +22,13 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "ktforge": version("ktforge"),
         "formats": list(plan.formats),
         "methods": list(plan.methods),
-        "threadpool_count": getattr(pipeline.layout, "threadpool_count", None),
+        "threadpool_count": pipeline.layout.numa_nodes if pipeline.layout else None,
         "cpuinfer_threads": pipeline.runtime.cpuinfer_threads,
         "pipeline": pipeline.to_dict(),
         "source": [
             {"file": _name(s.path, folder), "bytes": s.nbytes, "header_xxh3_128": s.header_hash} for s in plan.sources
         ],
+        "inputs": [{"file": path.name, "xxh3_128": found} for path, found in plan.inputs.items()],
         "side_files": [str(p) for p in plan.side_files],
         **_lost_names(plan),
         "left_out": [t.name for t in plan.left_out],

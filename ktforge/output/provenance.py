@@ -11,6 +11,7 @@ from pathlib import Path
 
 import xxhash
 
+from ktforge.contract.checks import blame
 from ktforge.contract.plan import Recipe
 from ktforge.contract.stages import Stage
 
@@ -44,16 +45,18 @@ def unversioned(recipe: Recipe) -> dict[str, str]:
 def _modules(recipe: Recipe) -> set[str]:
     """The modules of all stages' classes, and of the classes that they build on."""
     return {
-        cls.__module__ for stage in _with_held(recipe.all_stages()) for cls in type(stage).__mro__
+        cls.__module__ for stage in _with_delegates(recipe.all_stages()) for cls in type(stage).__mro__
         if issubclass(cls, Stage)
     }  # fmt: skip
 
 
-def _with_held(stages: Iterator[Stage]) -> Iterator[Stage]:
-    """Stages, and those that are options of others."""
+def _with_delegates(stages: Iterator[Stage]) -> Iterator[Stage]:
+    """Stages, and those that they leave work to."""
     for stage in stages:
         yield stage
-        yield from _with_held(v for k in type(stage).model_fields if isinstance(v := getattr(stage, k), Stage))
+        with blame(stage, "the stages that it leaves work to"):
+            delegates = list(stage.delegates())
+        yield from _with_delegates(iter(delegates))
 
 
 def _top(module: str) -> str:

@@ -7,10 +7,12 @@ Every step can be done again, so a run that was cut off here is finished by the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ktforge.contract.checks import blame
 from ktforge.contract.plan import Plan
+from ktforge.contract.stages import Loader
 from ktforge.disk import writing
 from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, UNFINISHED, staged
 from ktforge.disk.reading import read_json
@@ -19,8 +21,9 @@ from ktforge.output.manifest import manifest_json
 
 #: The first 8 bytes of UNFINISHED, read as the length of a safetensors header, are more than any file has.
 _NOTE = b"This folder holds an unfinished output of ktforge. Run the same command again: it goes on where it stopped.\n"
-#: What an engine would take for weights of this folder; --overwrite removes it before the new files take its place.
-STALE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "_layer_*/_numa_*/*.kt")
+#: Weights as transformers and the engines find them in a folder; a plan adds what writers make beside these. An earlier
+#: output's go when another takes its place.
+STALE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 #: Where the manifest of the output that is being replaced waits until all that it lists is gone.
 _PREVIOUS = "previous_manifest.json"
 
@@ -41,11 +44,20 @@ def stage_documents(staging: Path, plan: Plan, documents: Mapping[str, bytes]) -
         writing.make_folders(target.parent)
     for name, content in texts.items():
         writing.write_file(targets[name], content)
-    source = plan.pipeline.loader.folder()
     for relative in plan.side_files:
-        assert source is not None
-        writing.copy_file(source / relative, targets[str(relative)])
+        _copy(plan.pipeline.loader, relative, targets[str(relative)])
     _sync_parents(targets.values())
+
+
+def _copy(loader: Loader, relative: Path, target: Path) -> None:
+    name = (loader.folder() or Path()) / relative
+    with blame(loader, str(relative)):
+        try:
+            opened = loader.open_side_file(relative)
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    with opened:
+        writing.copy_file(opened, name, target)
 
 
 def nested_weights(folder: Path) -> list[str]:
@@ -57,9 +69,9 @@ def nested_weights(folder: Path) -> list[str]:
     ]
 
 
-def _appeared(folder: Path, staging: Path, paths: list[str]) -> list[str]:
+def _appeared(folder: Path, staging: Path, paths: list[str], stale: Sequence[str]) -> list[str]:
     """A sentence for each file that was put into a folder which was empty when the run began, and is in the way."""
-    weights = {path for pattern in STALE for path in folder.glob(pattern)} - {folder / p for p in (*paths, UNFINISHED)}
+    weights = {path for pattern in stale for path in folder.glob(pattern)} - {folder / p for p in (*paths, UNFINISHED)}
     taken = {folder / p for p in paths if staged(staging, p).exists() and (folder / p).exists()}
     return [
         f"{path} has appeared since the run began: move it elsewhere, then run the same command again"
@@ -67,8 +79,9 @@ def _appeared(folder: Path, staging: Path, paths: list[str]) -> list[str]:
     ]
 
 
-def publish(folder: Path, staging: Path, paths: list[str], *, overwrite: bool) -> None:
-    """Renames ``paths`` into place, then the manifest, and takes away what an earlier output left.
+def publish(folder: Path, staging: Path, paths: list[str], stale: Sequence[str], *, overwrite: bool) -> None:
+    """Renames ``paths`` into place, then the manifest, and takes away what an earlier output left: the side files that
+    its manifest lists, and files of the glob patterns ``stale``.
 
     Files that have been renamed already are passed over.
     """
@@ -82,14 +95,14 @@ def publish(folder: Path, staging: Path, paths: list[str], *, overwrite: bool) -
             again = "--restart --overwrite" if overwrite else "--restart"
             raise OutputError(f"{gone} is gone from the unfinished output: start over with {again}")
     else:
-        problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths))
+        problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths, stale))
         if problems:
             raise OutputError(*problems)
         mark_unfinished(folder)
         if manifest.exists():
             writing.rename(manifest, staging / _PREVIOUS)
             _sync_parents([staging / _PREVIOUS, manifest])
-        _remove_files(folder, _listed(staging / _PREVIOUS), keep={*targets, folder / UNFINISHED})
+        _remove_files(folder, _listed(staging / _PREVIOUS), stale, keep={*targets, folder / UNFINISHED})
         for target in targets:
             _check_inside(folder, target)
             writing.make_folders(target.parent)
@@ -112,12 +125,12 @@ def mark_unfinished(folder: Path) -> None:
         writing.sync_folder(folder)
 
 
-def discard(folder: Path, staging: Path) -> None:
-    """Removes an unfinished output. What it has published so far goes too; the folder then stays marked."""
+def discard(folder: Path, staging: Path, stale: Sequence[str]) -> None:
+    """Removes an unfinished output, what it has published so far too; the folder then stays marked."""
     if (folder / UNFINISHED).exists():
         listed = [*_listed(staging / _PREVIOUS), *_listed(staged(staging, MANIFEST)), *_listed(folder / MANIFEST)]
         writing.remove(folder / MANIFEST)
-        _remove_files(folder, listed, keep={folder / UNFINISHED})
+        _remove_files(folder, listed, stale, keep={folder / UNFINISHED})
     clear(staging)
 
 
@@ -139,18 +152,19 @@ def _listed(manifest: Path) -> Iterator[str]:
     yield from (n for n in names if isinstance(n, str))
 
 
-def _remove_files(folder: Path, names: Iterable[str], keep: set[Path]) -> None:
+def _remove_files(folder: Path, names: Iterable[str], stale: Sequence[str], keep: set[Path]) -> None:
     """Takes away an earlier output's files; other files of the user's stay."""
     listed = (folder / n for n in names if ".." not in Path(n).parts and not Path(n).is_absolute())
-    weights = (path for pattern in STALE for path in folder.glob(pattern))
+    weights = (path for pattern in stale for path in folder.glob(pattern))
     removed = [p for p in (*listed, *weights) if (p.is_file() or p.is_symlink()) and p not in keep]
     for path in removed:
         _check_inside(folder, path)
         writing.remove(path)
     _sync_parents(removed)
-    for inner in (*folder.glob("_layer_*/_numa_*"), *folder.glob("_layer_*")):
-        if inner.is_dir() and not any(inner.iterdir()):
-            writing.remove_folder(inner)
+    emptied = {parent for path in removed for parent in path.relative_to(folder).parents if parent.parts}
+    for parent in sorted(emptied, key=lambda p: len(p.parts), reverse=True):  # of the files that went, and no other
+        if not any((folder / parent).iterdir()):
+            writing.remove_folder(folder / parent)
 
 
 def _check_inside(folder: Path, path: Path) -> None:

@@ -44,9 +44,15 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         "formats": list(plan.formats),
         "methods": list(plan.methods),
         "config.json": xxhash.xxh3_128_hexdigest(plan.config_json or b""),
+        "inputs": {_input_name(path, plan): found for path, found in plan.inputs.items()},
         "source": sources,
         "output files": names.hexdigest(),
     }
+
+
+def _input_name(path: Path, plan: Plan) -> str:
+    """By its name, for its folder may be another by now; where two have the same, by its path."""
+    return path.name if [p.name for p in plan.inputs].count(path.name) == 1 else str(path)
 
 
 #: What follows from the pipeline: where that has changed, a user is not told of these.
@@ -86,6 +92,8 @@ def _change(key: str, before: Any, now: Any) -> str:
     part, _, rest = key.partition("/")
     if part == "code":
         return f"the code of {rest or 'the plugins'} has changed"
+    if part == "inputs":
+        return f"{rest} has changed" if before and now else f"{rest} is {'gone' if now is None else 'new'}"
     if part == "config.json":
         return "config.json has changed"
     if part == "output files":

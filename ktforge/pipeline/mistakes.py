@@ -61,9 +61,9 @@ def sentence(problems: Sequence[Any]) -> str:
 
 
 def _wanted(problem: Any, alone: bool) -> str:
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "literal_error":
+    wrong, context = problem["type"], problem.get("ctx", {})
+    if wrong == "literal_error":
         return str(context["expected"]).replace("'", "")
-    if kind in _BOUNDS:
-        return ("" if alone else "a number ") + _BOUNDS[kind].format(**context)
-    return _WANTED.get(kind) or str(problem["msg"]).removeprefix("Input should be ")
+    if wrong in _BOUNDS:
+        return ("" if alone else "a number ") + _BOUNDS[wrong].format(**context)
+    return _WANTED.get(wrong) or str(problem["msg"]).removeprefix("Input should be ")

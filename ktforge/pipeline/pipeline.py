@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ktforge.contract.plan import Plan, Recipe
+import time
+
+from ktforge.contract.plan import Plan, Recipe, Summary
 from ktforge.contract.registry import Registry
 from ktforge.errors import UnknownExperts
 from ktforge.planning.plan import make_plan
@@ -16,11 +18,13 @@ class Pipeline(Recipe):
     def plan(self, registry: Registry | None = None) -> Plan:
         """What :meth:`run` will do, and all that speaks against it, from headers and config.json alone.
 
-        ``registry`` brings the layouts that a checkpoint may have been packed in, so that it is called by its name.
-        Raises CheckpointError if the checkpoint cannot be read.
+        ``registry`` brings the stages that others may leave work to, the layouts that a checkpoint may have been packed
+        in, and the writers that may have left files in the output folder. Raises CheckpointError if the checkpoint
+        cannot be read.
         """
+        classes = registry.classes() if registry is not None else ()
         try:
-            return make_plan(self)
+            return make_plan(self.equipped(classes), classes)
         except UnknownExperts:
             check_not_packed(self.loader, registry)
             raise
@@ -34,8 +38,8 @@ class Pipeline(Recipe):
         workers: int | None = None,
         memory_limit: int | None = None,
         registry: Registry | None = None,
-    ) -> Plan:
-        """Plans and converts; returns the plan that was carried out.
+    ) -> Summary:
+        """Plans and converts; returns what was done.
 
         An unfinished output of the same pipeline and source goes on where it stopped; ``restart`` discards it,
         ``verify`` compares the hashes of what it holds. ``overwrite`` replaces what is in the output folder,
@@ -43,9 +47,20 @@ class Pipeline(Recipe):
         once, ``registry`` brings observers, and what :meth:`plan` has it for. Raises KtforgeError; then what the output
         folder held is still there, and the next call goes on.
         """
+        began = time.perf_counter()
         plan = self.plan(registry)
         hook = (registry or Registry()).hook
-        execute(
-            plan, hook, overwrite=overwrite, restart=restart, verify=verify, workers=workers, memory_limit=memory_limit
-        )
-        return plan
+        try:
+            units = execute(
+                plan, hook, overwrite=overwrite, restart=restart, verify=verify, workers=workers,
+                memory_limit=memory_limit,
+            )  # fmt: skip
+        except BaseException as error:
+            hook.ktforge_failed(plan=plan, error=error)
+            raise
+        summary = Summary(
+            plan, time.perf_counter() - began, len(units), sum(u.source.nbytes for u in units), plan.output_bytes,
+            self.writer.folder(),
+        )  # fmt: skip
+        hook.ktforge_finished(plan=plan, summary=summary)
+        return summary

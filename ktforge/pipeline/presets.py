@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader
 from ktforge.pipeline.pipeline import Pipeline
 from ktforge.readback.loader import packed_loader, require_packed
 
-#: What KTransformers' backend RAWINT4 reads: INT4 in groups of so many columns.
-RAWINT4_GROUP = 32
-
 
 def convert(
     source: Path,
     output: Path,
+    preset: Preset,
     *,
-    quantize: str,
-    layout: str,
-    group_size: int | None = None,
-    threadpool_count: int | None = None,
     input_type: str = "auto",
     writer: str = "safetensors",
     cpuinfer_threads: int | None = None,
+    quantize: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``ktforge convert``; options that are None are left to the stages' defaults."""
-    groups = {} if group_size is None else {"group_size": group_size}
-    parts = {} if threadpool_count is None else {"threadpool_count": threadpool_count}
+    """``ktforge convert``; ``quantize`` and ``layout`` are options of these stages beside the preset's own."""
     return {
         "loader": _loader(source),
         "preprocess": [{"use": "split-experts"}, {"use": "moe-to-bf16", "input_type": input_type}],
-        "quantize": {"use": quantize, **groups},
-        "layout": {"use": layout, **parts},
+        "quantize": {**preset.quantize, **(quantize or {})},
+        "layout": {**preset.layout, **(layout or {})},
         "writer": {"use": writer, "path": str(output)},
         "runtime": {"cpuinfer_threads": cpuinfer_threads},
     }

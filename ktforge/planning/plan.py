@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,29 +13,37 @@ from typing import Any
 
 from ktforge.checkpoint.folder import QUANTIZATION_FILES, CheckpointFolder
 from ktforge.contract.checks import blame
-from ktforge.contract.plan import ModelConfig, Plan, PlannedUnit, Recipe, results_of
-from ktforge.contract.stages import Result
+from ktforge.contract.plan import ModelConfig, Plan, PlannedUnit, Recipe, Writer, results_of
+from ktforge.contract.stages import Result, Stage
 from ktforge.contract.tensors import FileSpec, TensorSpec
 from ktforge.disk.marks import CONFIG
 from ktforge.errors import CheckpointError, Problems, Unsupported
 from ktforge.model.config import quantization_config
-from ktforge.model.grouping import group
 from ktforge.model.mtp import check_extra, without_extra
 from ktforge.model.source import Source, read_source
+from ktforge.model.units import units_of
 from ktforge.output.folder import check_output
+from ktforge.output.hashing import content_hash
+from ktforge.output.publish import STALE
 from ktforge.output.space import shortages
 from ktforge.planning.kinds import plan_units
 from ktforge.planning.targets import Targets
 from ktforge.planning.unit import edited_config, later_refusals
 
+logger = logging.getLogger(__name__)
 
-def make_plan(recipe: Recipe) -> Plan:
+
+def make_plan(recipe: Recipe, classes: Sequence[type[Stage]] = ()) -> Plan:
     """Plans a run from headers and config.json. Refusals end up in ``problems``.
 
-    Raises CheckpointError if the checkpoint cannot be read at all.
+    ``classes`` are the stages that are installed, whose writers may have left files in the output folder. Raises
+    CheckpointError if the checkpoint cannot be read at all.
     """
     with _without_collection():
-        return _make_plan(recipe)
+        plan = _make_plan(recipe)
+    logger.info("planned %r", plan)
+    writers = [cls for cls in (type(recipe.writer), *classes) if issubclass(cls, Writer)]
+    return replace(plan, stale=tuple(dict.fromkeys([*STALE, *(p for writer in writers for p in writer.weights)])))
 
 
 @contextmanager
@@ -53,17 +62,17 @@ def _make_plan(recipe: Recipe) -> Plan:
     source = read_source(recipe.loader)
     config, model = source.config, source.model
     check_dense(recipe, model)
-    grouping = group(source.tensors, model)
+    found = units_of(source.tensors, model)
     with_extra = recipe.keeps_mtp
     if with_extra:
-        check_extra(grouping, model, config)
-    problems = grouping.problems
+        check_extra(found, model, config)
+    problems = found.problems
     bound = recipe.bound(config)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
     later: dict[tuple[str, ...], tuple[str, ...]] = {}
-    left_out = [] if with_extra else [t for u in grouping.extra for t in u.tensors.values()]
+    left_out = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
     # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
-    wanted = [u for u in grouping.ordered(with_extra) if not u.fused or u.experts == model.experts]
+    wanted = [u for u in found.ordered(with_extra) if not u.fused or u.experts == model.experts]
     units: list[PlannedUnit] = []
     outputs: list[TensorSpec] = []
     for unit, planned in zip(wanted, plan_units(bound, wanted, model, targets), strict=True):
@@ -80,13 +89,14 @@ def _make_plan(recipe: Recipe) -> Plan:
             left_out.extend(unit.tensors.values())
     for pattern in targets.unused():
         problems.add(f"the rule {pattern!r} matches no weight that can be quantised, or comes behind one that does")
-    edited = config if with_extra or not grouping.extra else without_extra(config, model)
+    edited = config if with_extra or not found.extra else without_extra(config, model)
     results = list(results_of(units))
     edited = edited_config(bound, edited, results, problems)
     files = _plan_files(bound, units, outputs, results, problems) if not problems.lines() else ()
+    inputs = _inputs(bound, problems)
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
-        source.files, tuple(left_out), problems.lines(),
+        source.files, tuple(left_out), problems.lines(), inputs, (),
     )  # fmt: skip
     folder = recipe.writer.folder()
     if folder is None:
@@ -123,6 +133,20 @@ def _plan_files(
     except Unsupported as refusal:
         problems.extend(refusal.problems)
         return ()
+
+
+def _inputs(recipe: Recipe, problems: Problems) -> dict[Path, str]:
+    """The hash of each file that decides what stages make."""
+    found = {}
+    for stage in recipe.all_stages():
+        with blame(stage, "its input files"):
+            paths = [Path(path) for path in stage.input_files()]
+        for path in paths:
+            try:
+                found[path] = content_hash(path)
+            except OSError as error:
+                problems.add(f"{path}, which {stage.stage} {stage.name} needs, cannot be read: {error.strerror}")
+    return found
 
 
 def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:

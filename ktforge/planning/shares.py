@@ -94,7 +94,7 @@ def working_bytes(recipe: Recipe, unit: PlannedUnit) -> int:
             default=0,
         )
         before = step
-    return total + moment + max((sum(map(_result_bytes, results)) for results in unit.results), default=0)
+    return total + moment + max((sum(_result_bytes(recipe, r) for r in results) for results in unit.results), default=0)
 
 
 def _share(recipe: Recipe, unit: PlannedUnit, start: int, stop: int) -> Share:
@@ -128,11 +128,18 @@ def _same(tensor: TensorSpec, before: TensorSpec | None) -> bool:
     return before is not None and (tensor.dtype, tensor.shape) == (before.dtype, before.shape)
 
 
-def _result_bytes(result: Result) -> int:
-    if result.packed is None:
+def _result_bytes(recipe: Recipe, result: Result) -> int:
+    """Buffers, what a quantizer delivers unless the layout does its work too, and what either needs for a moment."""
+    quantizer, layout, quant, packed = result.quantizer, recipe.layout, result.quant, result.packed
+    if quantizer is None or layout is None or quant is None or packed is None:
         return 0
-    two_steps = None if result.fused else result.quant
-    return result.packed.nbytes + (_quantised_bytes(two_steps) if two_steps else 0)
+    with blame(layout, result.unit.name):
+        moment = layout.scratch_bytes(quant)
+    if result.fused:
+        return packed.nbytes + moment
+    with blame(quantizer, result.unit.name):
+        moment = max(moment, quantizer.scratch_bytes(result.unit, quant))
+    return packed.nbytes + moment + _quantised_bytes(quant)
 
 
 def _quantised_bytes(spec: QuantSpec) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktforge.contract.checks import blame, planned, planned_tensors
+from ktforge.contract.checks import blame, expected, expected_tensors
 from ktforge.contract.plan import ModelConfig, PlannedUnit, Recipe
 from ktforge.contract.stages import Preprocessor, Quantizer, Result
 from ktforge.contract.tensors import BF16, Demand, PackedSpec, QuantSpec, TensorSpec, UnitSpec
 from ktforge.errors import Problems, Unsupported
-from ktforge.model.grouping import check_shapes, expert_shapes
+from ktforge.model.units import check_shapes, expert_shapes
 from ktforge.planning import shares
 from ktforge.planning.targets import Targets
 
@@ -78,10 +78,10 @@ def later_refusals(recipe: Recipe, unit: UnitSpec, model: ModelConfig, targets: 
 
 def _preprocessed(stage: Preprocessor, unit: UnitSpec) -> Sequence[UnitSpec]:
     with blame(stage, unit.name):
-        units = tuple([planned(stage, made, UnitSpec, unit.name) for made in stage.plan(unit)])
+        units = tuple([expected(stage, made, UnitSpec, unit.name) for made in stage.plan(unit)])
         for made in units:
             if made is not unit:
-                planned_tensors(stage, made.tensors.values(), unit.name)
+                expected_tensors(stage, made.tensors.values(), unit.name)
         return units
 
 
@@ -89,12 +89,12 @@ def _plan_result(recipe: Recipe, quantizer: Quantizer | None, unit: UnitSpec) ->
     layout = recipe.layout
     if quantizer is not None and layout is not None:
         with blame(layout, unit.name):
-            demand = planned(layout, layout.demand(unit), Demand, unit.name)
+            demand = expected(layout, layout.demand(unit), Demand, unit.name)
         with blame(quantizer, unit.name):
-            quant = planned(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
+            quant = expected(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
         with blame(layout, unit.name):
-            packed = planned(layout, layout.plan(quant), PackedSpec, unit.name)
-            planned_tensors(layout, packed.tensors, unit.name)
+            packed = expected(layout, layout.plan(quant), PackedSpec, unit.name)
+            expected_tensors(layout, packed.tensors, unit.name)
             return Result(unit, quantizer, quant, packed, layout.fused(quantizer, quant) is not None)
     renamed = {}
     for role, tensor in unit.tensors.items():
@@ -105,5 +105,5 @@ def _plan_result(recipe: Recipe, quantizer: Quantizer | None, unit: UnitSpec) ->
         if name is not None:
             renamed[role] = tensor._replace(name=name)
             if name is not tensor.name and layout is not None:
-                planned_tensors(layout, [renamed[role]], tensor.name)
+                expected_tensors(layout, [renamed[role]], tensor.name)
     return Result(unit, renamed=renamed)

@@ -15,7 +15,7 @@ from ktforge.disk.marks import MANIFEST
 from ktforge.disk.reading import read_json
 from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts, Unsupported
 from ktforge.model.config import quantization_config, read_model_config
-from ktforge.model.grouping import group
+from ktforge.model.units import units_of
 from ktforge.text import counted
 
 
@@ -37,7 +37,7 @@ class Packed:
         ``specs`` are the tensors that ``loader`` scans. The format of a folder too broken to tell is what the manifest
         says, or the layout's name.
         """
-        parts = getattr(self.layout, "threadpool_count", None)
+        parts = self.layout.numa_nodes
         try:
             with blame(self.layout, "the packed tensors"):
                 tensors = {spec.name: spec for spec in specs}
@@ -130,7 +130,7 @@ def _named_layout(loader: Loader, named: Any, registry: Registry) -> Layout:
 
 def _are_ordinary(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> bool:
     try:
-        group(specs, read_model_config(config))
+        units_of(specs, read_model_config(config))
     except UnknownExperts:
         return False
     return True

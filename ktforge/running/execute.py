@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -22,6 +24,9 @@ from ktforge.errors import PluginError
 from ktforge.planning.shares import Share, shares
 from ktforge.running.watch import SourceWatch, WatchedSink
 from ktforge.running.workers import Workers
+from ktforge.text import counted
+
+logger = logging.getLogger(__name__)
 
 
 def default_workers() -> int:
@@ -38,29 +43,34 @@ def execute(
     verify: bool = False,
     workers: int | None = None,
     memory_limit: int | None = None,
-) -> None:
+) -> Sequence[PlannedUnit]:
     """Runs ``plan`` with so many ``workers`` (default: one a core); the output does not depend on their number.
 
     ``overwrite``, ``restart`` and ``verify`` are those of :meth:`~ktforge.Writer.open`. Units whose tensors an
     unfinished output holds are passed over. ``memory_limit`` bounds the bytes in flight
     (:attr:`~ktforge.contract.plan.PlannedUnit.working_bytes`); workers wait where it does not allow more.
+    Gives the units that were worked on.
 
     Raises PlanError for a plan with refusals or a unit above the limit,
     OutputError, CheckpointError for damaged weights, PluginError.
     """
     plan.check()
     plan.check_memory(memory_limit)
-    watch = SourceWatch(plan.sources)
-    with plan.pipeline.writer.open(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
+    watch = SourceWatch([*(s.path for s in plan.sources), *plan.inputs])
+    with _opened(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
         hook.ktforge_planned(plan=plan)
-        kept = [u for u in plan.units if _is_kept(sink, u)]
+        kept = [u for u in plan.units if _is_kept(plan, sink, u)]
         if kept:
             hook.ktforge_resumed(specs=[u.source for u in kept])
         names = {u.source.name for u in kept}
         units = [u for u in plan.units if u.source.name not in names]
         pieces = [
-            s for u in units for s in shares(plan.pipeline, u) if s.row is not None or not _is_kept(sink, s.planned)
+            s
+            for u in units
+            for s in shares(plan.pipeline, u)
+            if s.row is not None or not _is_kept(plan, sink, s.planned)
         ]
+        logger.info("%s to work on, %s kept", counted(len(units), "unit"), counted(len(kept), "unit"))
         progress = _Progress(pieces)
         crew = Workers(workers or default_workers(), memory_limit)
 
@@ -79,11 +89,35 @@ def execute(
             crew.run(pieces, work)
         watch.check()
         watch.check_pages()
+    return units
 
 
-def _is_kept(sink: Sink, planned: PlannedUnit) -> bool:
+@contextmanager
+def _opened(plan: Plan, **options: bool) -> Iterator[Sink]:
+    """The writer's sink. What goes wrong while it opens or closes is the writer's fault, and what goes wrong between
+    is not."""
+    writer, within = plan.pipeline.writer, None
+    with blame(writer, "the output"):
+        manager = writer.open(plan, **options)
+        sink = manager.__enter__()
+    try:
+        yield sink
+    except BaseException as error:
+        within = error
+    try:
+        with blame(writer, "the output"):
+            manager.__exit__(type(within) if within else None, within, within.__traceback__ if within else None)
+    except PluginError as failed:
+        if failed.__cause__ is not within or within is None:
+            raise
+    if within is not None:
+        raise within
+
+
+def _is_kept(plan: Plan, sink: Sink, planned: PlannedUnit) -> bool:
     """Whether an earlier run has put all that comes of a unit in its place."""
-    return all(sink.has(t) for t in planned.outputs)
+    with blame(plan.pipeline.writer, planned.source.name):
+        return all(sink.has(t) for t in planned.outputs)
 
 
 def _release(loader: Loader, unit: UnitSpec) -> None:
@@ -146,7 +180,8 @@ def _load(loader: Loader, spec: UnitSpec) -> Unit:
 def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[UnitSpec]) -> Iterator[Unit]:
     specs = iter(expected)
     for unit in units:
-        made = iter(stage.apply(unit))
+        with blame(stage, unit.spec.name):
+            made = iter(stage.apply(unit))
         while True:
             with blame(stage, unit.spec.name):
                 result = next(made, None)
@@ -168,7 +203,7 @@ def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> 
         buffers = crew.buffers.of(result.packed)
         with blame(quantizer, result.unit.name):
             quantised = quantizer.quantize(unit, result.quant)
-        delivered_parts(quantizer, quantised, result.quant)
+        delivered_parts(quantizer, quantised, result.quant, layout)
         with blame(layout, result.unit.name):
             layout.pack(quantised, buffers)
         for tensor in result.packed.tensors:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from ktforge import native
 from ktforge.contract.plan import Sink
-from ktforge.contract.tensors import SourceFile, TensorSpec, UnitSpec
+from ktforge.contract.tensors import TensorSpec, UnitSpec
 from ktforge.errors import CheckpointError
 from ktforge.native.pages import UNREADABLE
 
 
 class SourceWatch:
-    """Remembers size and modification time of the source files, and counts mapped pages that could not be read."""
+    """Remembers size and modification time of the files that a run reads, and counts mapped pages that could not be."""
 
-    def __init__(self, sources: Sequence[SourceFile]) -> None:
-        self._seen = {s.path: _look(s.path) for s in sources}
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._seen = {path: _look(path) for path in files}
         self._lost_pages = native.lost_pages()
 
     def check(self, paths: Iterable[Path] | None = None) -> None:

@@ -28,7 +28,7 @@ const char *ktq_isa_current(void);
 int ktq_isa_use(const char *name);
 
 /* Absmax quantisation of w[n,k], one scale a row, as KTransformers does it (docs/formats/kt-amx.md).
- * bits is 8 or 4; codes[n,k] gets values in -128..127 or -8..7, scales[n] the float32 scale of an 8-bit code:
+ * bits is 8 or 4; codes[n,k] gets values in -127..127 or -7..7, scales[n] the float32 scale of an 8-bit code:
  * value = code * scale for 8 bits, code * 16 * scale for 4. */
 int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *codes, float *scales,
                struct ktq_where *where);
@@ -42,9 +42,10 @@ int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t
 
 /* Quantisation of w[n,k] in groups of `group` columns (the last of a row may be shorter), `groups` of them a row:
  * codes[n,k] of `bits` (4 or 8) bits, scales[n,groups], and zeros[n,groups], or NULL for symmetric codes.
- * value = (code - zero) * scale (docs/formats/compressed-tensors.md). bf16_scales rounds scales to bf16 first. */
-int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int bf16_scales,
-              int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where);
+ * value = (code - zero) * scale (docs/formats/compressed-tensors.md). narrow leaves out the lowest of symmetric codes,
+ * -2^(bits-1); bf16_scales rounds scales to bf16 first. */
+int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int narrow,
+              int bf16_scales, int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where);
 
 /* Codes of 4 bits, two a byte, low nibble first, each stored as code + 8; count must be even. */
 int ktq_nibbles_pack(const int8_t *codes, size_t count, uint8_t *out);

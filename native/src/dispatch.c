@@ -62,8 +62,7 @@ int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, i
     for (size_t row = 0; row < n; row++, w += stride, codes += k) {
         const uint16_t amax = table()->bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, row, where);
-        const float largest = ktq_row_absmax(w, k, amax);
-        scales[row] = bits == 8 ? ktq_scale_i8(largest) : ktq_scale_i4(largest);
+        scales[row] = ktq_row_scale(amax, bits);
         const float inverse = ktq_inverse(scales[row]);
         const ktq_table *isa = isfinite(inverse) ? table() : &ktq_scalar_table;
         (bits == 8 ? isa->codes_i8 : isa->codes_i4)(w, k, inverse, codes);
@@ -85,11 +84,11 @@ int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t
     return KTQ_OK;
 }
 
-int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int bf16_scales,
-              int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where) {
+int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int narrow,
+              int bf16_scales, int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where) {
     KTQ_DEFAULT_FLOATS;
-    if (stride < k || group == 0 || (bits != 4 && bits != 8)) return KTQ_BAD_SHAPE;
-    const ktq_grid grid = {bits, zeros == NULL, bf16_scales};
+    if (stride < k || group == 0 || (bits != 4 && bits != 8) || (narrow && zeros)) return KTQ_BAD_SHAPE;
+    const ktq_grid grid = {bits, zeros == NULL, narrow, bf16_scales};
     for (size_t row = 0; row < n; row++, w += stride, codes += k)
         for (size_t col = 0; col < k; col += group) {
             size_t count = k - col < group ? k - col : group;

@@ -9,6 +9,7 @@
 typedef struct ktq_grid {
     int bits;
     int symmetric;
+    int narrow; /* without the lowest code */
     int bf16_scales;
 } ktq_grid;
 

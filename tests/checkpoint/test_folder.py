@@ -114,7 +114,7 @@ def test_a_file_of_prediction_heads_needs_no_index(folder):
     checkpoints.save_file(extra, folder / "mtp.safetensors")
     for mtp, expected in (("keep", checkpoints.tensors() | extra), ("omit", checkpoints.tensors())):
         writer = MemoryWriter()
-        plan = Pipeline(loader=AutoLoader(path=folder), writer=writer, mtp=mtp).run()
+        plan = Pipeline(loader=AutoLoader(path=folder), writer=writer, mtp=mtp).run().plan
         assert_same(writer.tensors, expected)
         assert [t.name for t in plan.left_out] == ([] if mtp == "keep" else list(extra))
 

@@ -206,21 +206,22 @@ def observer(argument):
     )
 
 
-def test_an_observer_that_raises_is_named():
+def test_an_observer_that_raises_is_named_once_and_stops_nothing(caplog):
     registry = Registry(observer(0))
-    with pytest.raises(
-        PluginError, match=r"watcher failed in ktforge_planned \(ValueError: no plan of mine\): mend it$"
-    ):
+    for _ in range(2):
         registry.hook.ktforge_planned(plan=None)
+    assert caplog.messages == [
+        "plugin watcher failed in ktforge_planned (ValueError: no plan of mine), and the conversion goes on: mend it"
+    ]
 
 
-def test_an_installed_observer_that_raises_can_be_turned_off(monkeypatch):
+def test_an_installed_observer_that_raises_can_be_turned_off(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "watching", observer(0))
     distributions(monkeypatch, ("watch", "watching", "kt-watch"))
-    with pytest.raises(
-        PluginError, match=r"^plugin watch of kt-watch 1\.2 failed .*, or turn it off with --block watch"
-    ):
-        Registry.installed().hook.ktforge_planned(plan=None)
+    Registry.installed().hook.ktforge_planned(plan=None)
+    (message,) = caplog.messages
+    assert message.startswith("plugin watch of kt-watch 1.2 failed ")
+    assert message.endswith(": mend it, or turn it off with --block watch or KTFORGE_BLOCK=watch")
 
 
 def test_an_observer_that_asks_for_what_there_is_not_is_named():

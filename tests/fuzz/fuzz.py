@@ -22,8 +22,8 @@ with atheris.instrument_imports(include=["ktforge", "ktforge_plugins", "ruamel.y
     from ktforge.disk.journal import Journal
     from ktforge.errors import KtforgeError
     from ktforge.model.config import read_model_config
-    from ktforge.model.grouping import group
     from ktforge.model.source import check_specs
+    from ktforge.model.units import units_of
     from ktforge.pipeline.file import load_pipeline
 
 REGISTRY = Registry.installed(blocked={"loader-bin", "loader-auto"})
@@ -40,7 +40,7 @@ def safetensors(folder: Path, data: bytes) -> None:
     check_specs(specs)
     for spec in specs:
         assert SafetensorsLoader(path=folder).read(spec).nbytes == spec.nbytes
-    group(specs, read_model_config(CONFIG))
+    units_of(specs, read_model_config(CONFIG))
 
 
 def config(folder: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ from ktforge import CheckpointError, KtforgeError, Registry
 from ktforge.cli import app
 from ktforge.disk.marks import PARTIAL
 from ktforge.inspection.description import describe
-from ktforge.inspection.look import CONVERSIONS, DEQUANTIZE, TO_BF16, Look
+from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look
 from ktforge.inspection.suggest import starter
 from ktforge.pipeline.file import build_pipeline
 from ktforge.pipeline.presets import convert, dequantize_pipeline, to_bf16
@@ -27,6 +27,10 @@ def registry():
     return Registry.installed()
 
 
+def commands(registry):
+    return [preset.command for preset in registry.presets()]
+
+
 def test_a_bf16_checkpoint(source, registry):
     seen = describe(Look.at(source, registry))
     assert (seen.model_type, seen.layers, seen.moe_layers, seen.experts) == ("qwen3_moe", 2, (0, 1), 4)
@@ -37,7 +41,7 @@ def test_a_bf16_checkpoint(source, registry):
     assert seen.expert_bytes + seen.other_bytes == sum(a.nbytes for a in data.values())
     assert seen.tensors == len(data) and len(seen.files) == 2 and seen.mtp_bytes == 0
     assert refused(seen) == {} and seen.problems == () and seen.usable
-    assert seen.targets.keys() == {TO_BF16, *CONVERSIONS, DEQUANTIZE}
+    assert seen.targets.keys() == {TO_BF16, *commands(registry), DEQUANTIZE}
     assert "holds no packed weights" in seen.targets[DEQUANTIZE][0]
 
 
@@ -98,7 +102,7 @@ def test_the_answers_are_those_of_the_commands(tmp_path, registry, name):
     answers = {
         TO_BF16: lambda: build_pipeline(to_bf16(folder, out), registry),
         DEQUANTIZE: lambda: dequantize_pipeline(folder, out, registry),
-        **{t: lambda o=o: build_pipeline(convert(folder, out, **o), registry) for t, o in CONVERSIONS.items()},
+        **{p.command: lambda p=p: build_pipeline(convert(folder, out, p), registry) for p in registry.presets()},
         **{t: lambda t=t: build_pipeline(to_bf16(folder, out, t.split("use: ")[1].rstrip("}]")), registry)
            for t in seen.targets if t.startswith("preprocess: ")},
     }  # fmt: skip
@@ -114,8 +118,8 @@ def test_a_dense_model_says_what_can_be_made_of_it(tmp_path, registry):
     assert [t for t, reasons in seen.targets.items() if not reasons] == [
         "preprocess: [{use: fp8}]",
         "convert --quant-method rawint4",
-        "convert --quant-method int4 --layout compressed-tensors",
         "convert --quant-method int8 --layout compressed-tensors",
+        "convert --quant-method int4 --layout compressed-tensors",
     ]
     for target in (TO_BF16, "convert --quant-method int4"):
         assert seen.targets[target][0].startswith(
@@ -157,7 +161,7 @@ def test_outputs_are_called_by_their_names(tmp_path, registry, name, packed, nod
         f"{folder} is packed already ({packed} for {nodes} NUMA node{plural}{made}): convert the original, or make "
         "BF16 of this with `ktforge dequantize` first"
     )
-    assert refused(seen) == dict.fromkeys([TO_BF16, *CONVERSIONS], (sentence,))
+    assert refused(seen) == dict.fromkeys([TO_BF16, *commands(registry)], (sentence,))
     assert answer(lambda: build_pipeline(to_bf16(folder, tmp_path / "out"), registry)) == (sentence,)
 
 

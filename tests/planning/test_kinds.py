@@ -21,8 +21,8 @@ from ktforge_plugins import (
 from ktforge import Pipeline, PluginError, Rule, TensorSpec, Unsupported
 from ktforge.contract.stages import alike
 from ktforge.model.config import read_model_config
-from ktforge.model.grouping import group
 from ktforge.model.source import read_source
+from ktforge.model.units import units_of
 from ktforge.planning import kinds
 from ktforge.planning.targets import Targets
 from ktforge.planning.unit import plan_unit
@@ -47,7 +47,7 @@ def compare(monkeypatch, loader, **stages):
     source = read_source(loader)
     bound = pipeline.bound(source.config)
     targets, own = (Targets(bound.quantize, bound.rules, dense=source.model.experts == 0) for _ in range(2))
-    units = group(source.tensors, source.model).ordered(with_extra=True)
+    units = units_of(source.tensors, source.model).ordered(with_extra=True)
     for unit, made in zip(units, kinds.plan_units(bound, units, source.model, targets), strict=True):
         expected = plan_unit(bound, unit, source.model, own)
         assert made == expected
@@ -112,7 +112,7 @@ def test_tensors_in_memory_that_are_found_by_an_offset(stages):
 
 def check(specs, stages):
     """That each unit of these tensors has the plan, or the refusal, that it has by itself."""
-    units = group(specs, ANY_MODEL).ordered(True)
+    units = units_of(specs, ANY_MODEL).ordered(True)
     loader = MemoryLoader(tensors={}, model=checkpoints.config(num_hidden_layers=3))
     bound = Pipeline(loader=loader, writer=MemoryWriter(), preprocess=PREPROCESS, **stages).bound(loader.config())
     targets = Targets(bound.quantize, bound.rules, dense=False)

@@ -140,7 +140,7 @@ def run_fused(folder, out, monkeypatch, **options):
     made = Pipeline(
         loader=SafetensorsLoader(path=folder), preprocess=[MoeToBf16()], writer=SafetensorsWriter(path=out)
     )  # fmt: skip
-    return made.run(**options)
+    return made.run(**options).plan
 
 
 @pytest.fixture

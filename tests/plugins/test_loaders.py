@@ -87,7 +87,7 @@ def test_auto_passes_io_on_or_refuses_it(tmp_path):
         assert arrays and all(a.flags.writeable == copied for a in arrays), io
     write_bin(tmp_path / "bin", MIXED)
     assert refusal(AutoLoader(path=tmp_path / "bin", io="pread")).endswith(
-        "has pytorch_model*.bin files, which are always mapped: leave out io: pread"
+        "is read by the loader bin, and io is for safetensors: leave out io: pread"
     )
 
 

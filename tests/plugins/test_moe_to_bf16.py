@@ -36,7 +36,7 @@ def dequantised(weight: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -
 def convert(data, model, **options):
     writer = MemoryWriter()
     loader = MemoryLoader(tensors=data, model=model)
-    plan = Pipeline(loader=loader, preprocess=[MoeToBf16(**options)], writer=writer).run()
+    plan = Pipeline(loader=loader, preprocess=[MoeToBf16(**options)], writer=writer).run().plan
     return writer.tensors, json.loads(plan.config_json)
 
 

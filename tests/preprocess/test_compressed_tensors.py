@@ -210,7 +210,11 @@ def test_kimi_k2_from_end_to_end(layout):
         writer = MemoryWriter()
         stages = {"quantize": Int4(), "layout": KtAmx(threadpool_count=2)} if layout else {}
         loader = MemoryLoader(tensors=data, model=model)
-        plan = Pipeline(loader=loader, preprocess=[SplitExperts(), MoeToBf16()], writer=writer, **stages).run(workers=2)
+        plan = (
+            Pipeline(loader=loader, preprocess=[SplitExperts(), MoeToBf16()], writer=writer, **stages)
+            .run(workers=2)
+            .plan
+        )
         assert b"quantization_config" not in plan.config_json
         results.append({n: a.tobytes() for n, a in writer.tensors.items()})
     assert results[0] == results[1]

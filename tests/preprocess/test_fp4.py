@@ -118,7 +118,7 @@ def gpt_oss(biases: bool) -> tuple[dict, dict]:
 def converted(data, preprocess, stages=None, **model):
     writer = MemoryWriter()
     loader = MemoryLoader(tensors=data, model=checkpoints.config(**model))
-    plan = Pipeline(loader=loader, preprocess=preprocess, writer=writer, **(stages or {})).run(workers=2)
+    plan = Pipeline(loader=loader, preprocess=preprocess, writer=writer, **(stages or {})).run(workers=2).plan
     return plan, {n: a.tobytes() for n, a in writer.tensors.items()}
 
 

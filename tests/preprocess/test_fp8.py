@@ -127,7 +127,7 @@ def test_an_fp8_model_is_the_model_it_stands_for(tmp_path, block, attention):
     for checkpoint in (loader, MemoryLoader(tensors=plain, model=checkpoints.config())):
         for stages in ({}, {"quantize": Int8(), "layout": KtAmx(threadpool_count=2)}):
             writer = MemoryWriter()
-            plan = Pipeline(loader=checkpoint, preprocess=[MoeToBf16()], writer=writer, **stages).run(workers=2)
+            plan = Pipeline(loader=checkpoint, preprocess=[MoeToBf16()], writer=writer, **stages).run(workers=2).plan
             assert b"quantization_config" not in plan.config_json
             results.append({n: a.tobytes() for n, a in writer.tensors.items()})
     assert results[0] == results[2] and results[1] == results[3]

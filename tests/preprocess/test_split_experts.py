@@ -20,7 +20,7 @@ def convert(data, *, layout=True, split=None, **changes):
         loader=MemoryLoader(tensors=data, model=checkpoints.config(**changes)),
         preprocess=[split or SplitExperts(), MoeToBf16()], writer=writer, **stages,
     )  # fmt: skip
-    plan = pipeline.run(workers=2)
+    plan = pipeline.run(workers=2).plan
     return plan, writer.tensors
 
 
@@ -57,7 +57,7 @@ def test_not_split_they_keep_the_names_they_have():
     half = {n: a.astype(np.float16) if ".experts." in n else a for n, a in data.items()}
     writer = MemoryWriter()
     loader = MemoryLoader(tensors=half, model=checkpoints.config(model_type="qwen3_vl_moe_text"))
-    plan = Pipeline(loader=loader, preprocess=[MoeToBf16()], writer=writer).run()
+    plan = Pipeline(loader=loader, preprocess=[MoeToBf16()], writer=writer).run().plan
     assert plan.expert_units == LAYERS * EXPERTS
     same(writer.tensors, {n: a.astype(np.float16).astype(BF16) if ".experts." in n else a for n, a in data.items()})
 

@@ -13,7 +13,7 @@ from conversions import convert, model, pipeline
 from faults import Disk, run_in_child
 from ktforge_plugins import KtAmx, SafetensorsLoader, SafetensorsWriter
 
-from ktforge import CheckpointError, Registry, SourceFile, UnitSpec, hookimpl, native
+from ktforge import CheckpointError, Registry, UnitSpec, hookimpl, native
 from ktforge.disk.marks import PARTIAL
 from ktforge.output import sink
 from ktforge.output.folder import is_unfinished
@@ -169,7 +169,7 @@ def test_a_page_that_is_gone_by_the_end_publishes_nothing(copy, out, monkeypatch
                 sink.write(tensor, np.zeros(tensor.shape, tensor.dtype))
     assert is_unfinished(out) and not (out / "config.json").exists()
     assert "written" not in (out / PARTIAL / "journal.jsonl").read_text()
-    watch = SourceWatch(plan.sources)
+    watch = SourceWatch(s.path for s in plan.sources)
     monkeypatch.setattr(native, "lost_pages", lambda: -1)
     with pytest.raises(CheckpointError, match=r"^a part of a source file cannot be read"):
         watch.check_pages()
@@ -200,7 +200,7 @@ def test_other_errors_are_the_disks(copy):
 def test_only_known_files_are_looked_at(tmp_path):
     known = tmp_path / "known"
     known.write_bytes(b"x")
-    watch = SourceWatch([SourceFile(known, 1, "")])
+    watch = SourceWatch([known])
     watch.check([known, tmp_path / "no source"])
     known.unlink()
     watch.check([tmp_path / "no source"])

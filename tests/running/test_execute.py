@@ -68,7 +68,7 @@ def test_observers_see_the_plan_and_every_unit():
             assert seconds >= 0
             seen.append(spec.name)
 
-    plan = memory_pipeline().run(workers=2, registry=Registry(Observer()))
+    plan = memory_pipeline().run(workers=2, registry=Registry(Observer())).plan
     assert seen[0] is plan
     assert sorted(seen[1:]) == sorted(u.source.name for u in plan.units)
 
@@ -228,7 +228,7 @@ def test_what_a_sink_raises_is_blamed_on_its_writer():
 
 def test_a_sink_that_knows_no_rows_gets_whole_tensors():
     names = []
-    plan = with_sink(lambda tensor, data: names.append(tensor.name)).run(workers=1)
+    plan = with_sink(lambda tensor, data: names.append(tensor.name)).run(workers=1).plan
     assert sorted(names) == sorted(t.name for f in plan.files for t in f.tensors)
 
 

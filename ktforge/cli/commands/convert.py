@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
+from ktforge.text import nearest
+
+if TYPE_CHECKING:
+    from ktforge.contract.presets import Option, Preset
 
 NAME = "convert"
 
@@ -17,30 +22,29 @@ class InputType(StrEnum):
     auto = "auto"
 
 
-class QuantMethod(StrEnum):
-    int4 = "int4"
-    int8 = "int8"
-    rawint4 = "rawint4"
-
-
-class LayoutName(StrEnum):
-    kt_amx = "kt-amx"
-    compressed_tensors = "compressed-tensors"
-
-
 @takes_run_options
 def command(
     input_path: InputPath,
     output: Output,
     quant_method: Annotated[
-        QuantMethod, typer.Option("--quant-method", help="int4, int8, or rawint4: int4 in groups of 32.")
+        str,
+        typer.Option(
+            "--quant-method",
+            metavar="NAME",
+            help="int4, int8, rawint4 (int4 in groups of 32, codes -7 to 7), or what a plugin offers.",
+        ),
     ],
     input_type: Annotated[
         InputType, typer.Option("--input-type", help="Precision of the source's experts; checked if it is not auto.")
     ] = InputType.auto,
     layout: Annotated[
-        LayoutName | None,
-        typer.Option("--layout", help="What reads the output.  [default: kt-amx; compressed-tensors for rawint4]"),
+        str | None,
+        typer.Option(
+            "--layout",
+            metavar="NAME",
+            help="What reads the output, where a method has several, such as compressed-tensors.  "
+            "[default: kt-amx; compressed-tensors for rawint4]",
+        ),
     ] = None,
     group_size: Annotated[
         int | None, typer.Option("--group-size", min=1, help="Columns that share a scale.  [default: a whole row]")
@@ -67,37 +71,43 @@ def command(
     """Convert a checkpoint to INT4 or INT8 for KTransformers, with upstream's options."""
     from ktforge.cli.progress import carry_out
     from ktforge.pipeline.file import build_pipeline, dump_pipeline
-    from ktforge.pipeline.presets import RAWINT4_GROUP, convert
+    from ktforge.pipeline.presets import convert
 
-    raw = quant_method is QuantMethod.rawint4
-    if raw and layout is LayoutName.kt_amx:
-        raise typer.BadParameter("rawint4 is for the layout compressed-tensors: leave --layout away, or say int4")
-    if raw and group_size not in (None, RAWINT4_GROUP):
-        raise typer.BadParameter(
-            f"rawint4 has groups of {RAWINT4_GROUP}: leave --group-size away, or say int4 with --layout "
-            "compressed-tensors"
-        )
-    chosen = layout or (LayoutName.compressed_tensors if raw else LayoutName.kt_amx)
-    if chosen is LayoutName.kt_amx and group_size is not None:
-        raise typer.BadParameter(
-            "--group-size is for compressed-tensors; kt-amx has one scale a row: leave it away, or add "
-            "--layout compressed-tensors"
-        )
-    if chosen is not LayoutName.kt_amx and threadpool_count is not None:
-        raise typer.BadParameter(
-            f"--threadpool-count is for kt-amx; {chosen.value} has one file for any number of nodes"
-        )
-    if chosen is not LayoutName.kt_amx and no_merge_safetensor:
-        raise typer.BadParameter(f"--no-merge-safetensor is for kt-amx; {chosen.value} is always safetensors")
-    data = convert(
-        input_path, output, quantize="int4" if raw else quant_method.value, layout=chosen.value,
-        group_size=RAWINT4_GROUP if raw else group_size, threadpool_count=threadpool_count,
-        input_type=input_type.value, writer="kt-folder" if no_merge_safetensor else "safetensors",
-        cpuinfer_threads=cpuinfer_threads,
-    )  # fmt: skip
     registry = installed(block, plugins)
+    preset = _preset(registry.presets(), quant_method, layout)
+    given: dict[Option, Any] = {
+        "group_size": group_size, "threadpool_count": threadpool_count, "no_merge_safetensor": no_merge_safetensor,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value and option not in preset.options:
+            takers = ", ".join(f"`{p.command}`" for p in registry.presets() if option in p.options)
+            flag = "--" + option.replace("_", "-")
+            raise typer.BadParameter(f"{flag} does not go with `{preset.command}`: leave it out; it is for {takers}")
+    data = convert(
+        input_path, output, preset, input_type=input_type.value, cpuinfer_threads=cpuinfer_threads,
+        writer="kt-folder" if no_merge_safetensor else "safetensors",
+        quantize={"group_size": group_size} if group_size else None,
+        layout={"threadpool_count": threadpool_count} if threadpool_count else None,
+    )  # fmt: skip
     pipeline = build_pipeline(data, registry, NAME)
     if print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)
     else:
         carry_out(pipeline, registry, options)
+
+
+def _preset(presets: Sequence[Preset], method: str, layout: str | None) -> Preset:
+    """The preset that these words mean. Raises BadParameter with those there are."""
+    named = [p for p in presets if p.name == method.lower()]
+    if not named:
+        known = list(dict.fromkeys(p.name for p in presets))
+        raise typer.BadParameter(
+            f"there is no --quant-method {method}{nearest(method.lower(), known)}; there are {', '.join(known)}"
+        )
+    found = [p for p in named if (layout.lower() == p.layout["use"] if layout else not p.with_layout)]
+    if not found:
+        layouts = [str(p.layout["use"]) for p in named]
+        mend = f"say --layout {layouts[0]}" if named[0].with_layout else "leave --layout out"
+        hint = nearest(layout.lower(), layouts) if layout else ""
+        raise typer.BadParameter(f"{method} is for the layout {' or '.join(layouts)}{hint}: {mend}")
+    return found[0]

@@ -14,6 +14,7 @@ from ktforge import (
     PackedSpec,
     PackedUnit,
     Part,
+    Preset,
     QuantPart,
     QuantSpec,
     QuantUnit,
@@ -30,6 +31,8 @@ from ktforge.model.config import quantization_config
 
 INT8, INT32, INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
 WORD_BITS = 32
+#: Columns that share a scale where KTransformers' backend RAWINT4 reads it.
+RAWINT4_GROUP = 32
 
 
 class CompressedTensors(Layout):
@@ -213,3 +216,20 @@ def _unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
 @hookimpl
 def ktforge_layouts() -> Iterable[type[Layout]]:
     return [CompressedTensors]
+
+
+@hookimpl
+def ktforge_presets() -> Iterable[Preset]:
+    layout, readers = {"use": CompressedTensors.name}, "for KTransformers' RAWINT4, vLLM, SGLang, transformers"
+    columns = f"columns that share a scale, {RAWINT4_GROUP}, and codes -7 to 7: as every RAWINT4 reads them"
+    # A code of -8 its kernels up to 0.7.0 compute wrongly on AVX-512.
+    grouped = {"use": "int4", "group_size": RAWINT4_GROUP, "narrow_range": True}
+    yield Preset(
+        "rawint4", grouped, layout, f"INT4 in groups of {RAWINT4_GROUP}, codes -7 to 7, {readers}",
+        notes={"quantize": columns, "layout": readers}, order=10,
+    )  # fmt: skip
+    for order, bits in enumerate((8, 4), 11):
+        yield Preset(
+            f"int{bits}", {"use": f"int{bits}"}, layout, f"INT{bits} for vLLM, SGLang, transformers", with_layout=True,
+            options=frozenset(["group_size"]), notes={"layout": readers}, order=order,
+        )  # fmt: skip

@@ -1,30 +1,48 @@
-"""Loader ``auto``: looks at the folder and reads it with ``safetensors`` or ``bin``."""
+"""Loader ``auto``: looks at the folder, and reads it with the loader that can."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, Stage, TensorSpec, hookimpl
+from ktforge.contract.checks import blame
 from ktforge.contract.stages import PlanKey
 from ktforge_plugins.loaders import bin as bin_files
-from ktforge_plugins.loaders import kt_folder
 from ktforge_plugins.loaders import safetensors as safetensors_files
+from ktforge_plugins.loaders.bin import BinLoader
+from ktforge_plugins.loaders.kt_folder import KtFolderLoader
+from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+
+#: Loaders of ktforge's own, which come before those of other plugins.
+OWN: tuple[type[FolderLoader], ...] = (KtFolderLoader, SafetensorsLoader, BinLoader)
 
 
 class AutoLoader(FolderLoader):
-    """Reads whichever weight files the folder has; if both kinds, they must hold the same tensors.
+    """Reads whichever weight files the folder has; safetensors beside ``.bin`` files must hold the same tensors.
 
-    ``io`` is that of the loader ``safetensors``; a folder of other files is refused with it.
+    A folder that none of ktforge's own loaders reads is offered to those of other plugins. ``io`` is that of the loader
+    ``safetensors``; a folder of other files is refused with it.
     """
 
     name: ClassVar[str] = "auto"
     io: safetensors_files.Io | None = None
 
     _chosen: Loader | None = PrivateAttr(default=None)
+    #: Loaders of other plugins.
+    _others: tuple[type[Loader], ...] = PrivateAttr(default=())
+
+    def equip(self, classes: Sequence[type[Stage]]) -> Self:
+        equipped = self.model_copy()
+        equipped._others = tuple(c for c in classes if issubclass(c, Loader) and c not in (AutoLoader, *OWN))
+        return equipped
+
+    def delegates(self) -> Sequence[Stage]:
+        return [self._choice()]
 
     def scan(self) -> Iterator[TensorSpec]:
         self._chosen = None  # the folder may have changed
@@ -35,6 +53,23 @@ class AutoLoader(FolderLoader):
 
     def release(self, spec: TensorSpec) -> None:
         self._choice().release(spec)
+
+    def config(self) -> Mapping[str, Any]:
+        return self._choice().config() if self._other_readers() else super().config()
+
+    def side_files(self) -> Sequence[Path]:
+        return self._choice().side_files() if self._other_readers() else super().side_files()
+
+    def open_side_file(self, path: Path) -> BinaryIO:
+        return self._choice().open_side_file(path)
+
+    def input_files(self) -> Sequence[Path]:
+        return self._choice().input_files()
+
+    def bind(self, config: Mapping[str, Any]) -> Self:
+        bound = self.model_copy()
+        bound._chosen = self._choice().bind(config)
+        return bound
 
     def plan_key(self) -> PlanKey | None:
         return self._choice().plan_key()
@@ -55,29 +90,52 @@ class AutoLoader(FolderLoader):
 
     def _choose(self) -> Loader:
         self.contents().check()
-        if any(self.path.glob(kt_folder.PATTERN)):
-            self._refuse_io(kt_folder.PATTERN)
-            return kt_folder.KtFolderLoader(path=self.path)
-        has_safetensors = (self.path / safetensors_files.INDEX).exists() or any(self.path.glob("*.safetensors"))
-        has_bin = (self.path / bin_files.INDEX).exists() or any(self.path.glob(bin_files.PATTERN))
-        if not has_safetensors and not has_bin:
-            self.contents().weight_files("*.safetensors", safetensors_files.INDEX)  # knows where they are
-            if any(self.path.glob("*.gguf")):
-                raise CheckpointError(
-                    f"{self.path} has *.gguf files, which llama.cpp has quantised already: get its *.safetensors"
-                )
-            raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
-        if not has_safetensors:
-            self._refuse_io(bin_files.PATTERN)
-        safetensors = safetensors_files.SafetensorsLoader(path=self.path, io=self.io or "mmap")
-        pickled = bin_files.BinLoader(path=self.path)
-        if has_safetensors and has_bin:
-            self._check_agreement(safetensors, pickled)
-        return safetensors if has_safetensors else pickled
+        own = [loader for loader in OWN if loader.reads(self.path)]
+        if KtFolderLoader in own:
+            self._refuse_io(KtFolderLoader.name)
+            return KtFolderLoader(path=self.path)
+        if not own:
+            return self._choose_other()
+        if SafetensorsLoader not in own:
+            self._refuse_io(BinLoader.name)
+            return BinLoader(path=self.path)
+        safetensors = SafetensorsLoader(path=self.path, io=self.io or "mmap")
+        if BinLoader in own:
+            self._check_agreement(safetensors, BinLoader(path=self.path))
+        return safetensors
 
-    def _refuse_io(self, pattern: str) -> None:
+    def _choose_other(self) -> Loader:
+        readers = self._other_readers()
+        if len(readers) > 1:
+            names = " or ".join(f"{{use: {loader.name}}}" for loader in readers)
+            raise CheckpointError(f"{self.path} can be read by several loaders: choose with loader {names}")
+        if readers:
+            self._refuse_io(readers[0].name)
+            with blame(readers[0], f"{self.path}"):
+                return readers[0](path=self.path)  # type: ignore[call-arg]
+        self.contents().weight_files("*.safetensors", safetensors_files.INDEX)  # knows where they are
+        if any(self.path.glob("*.gguf")):
+            raise CheckpointError(
+                f"{self.path} has *.gguf files, which llama.cpp has quantised already: get its *.safetensors"
+            )
+        raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
+
+    def _other_readers(self) -> list[type[Loader]]:
+        """The loaders of other plugins that read this folder, where ktforge's own do not."""
+        if not self._others or not self.path.is_dir() or any(loader.reads(self.path) for loader in OWN):
+            return []
+        readers = []
+        for loader in self._others:
+            with blame(loader, f"{self.path}"):
+                if loader.reads(self.path):
+                    readers.append(loader)
+        return readers
+
+    def _refuse_io(self, loader: str) -> None:
         if self.io is not None:
-            raise CheckpointError(f"{self.path} has {pattern} files, which are always mapped: leave out io: {self.io}")
+            raise CheckpointError(
+                f"{self.path} is read by the loader {loader}, and io is for safetensors: leave out io: {self.io}"
+            )
 
     def _check_agreement(self, safetensors: Loader, pickled: Loader) -> None:
         one = {s.name: (s.dtype, s.shape) for s in safetensors.scan()}

@@ -65,6 +65,10 @@ class BinLoader(FolderLoader):
     _files_read: dict[Path, _File] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
+    @classmethod
+    def reads(cls, folder: Path) -> bool:
+        return (folder / INDEX).exists() or any(folder.glob(PATTERN))
+
     def scan(self) -> Iterator[TensorSpec]:
         with self._lock:
             self._files_read.clear()  # a file of the same name may be another one by now

@@ -21,9 +21,9 @@ from ktforge_plugins.loaders.safetensors import SafetensorsLoader, cut_short, ma
 PATTERN = "_layer_*/_numa_*/*.kt"
 _FILE = re.compile(
     rf"_layer_(?P<layer>{NUMBER})/_numa_(?P<part>{NUMBER})/"
-    rf"INT[48]_(?P<projection>gate|up|down)_(?P<expert>{NUMBER})_(?P<bytes>[0-9]{{1,18}})Byte_(?P<kind>quant|scale)_\.kt"
+    rf"INT[48]_(?P<projection>gate|up|down)_(?P<expert>{NUMBER})_(?P<bytes>[0-9]{{1,18}})Byte_(?P<content>quant|scale)_\.kt"
 )
-_KINDS: dict[str, tuple[str, np.dtype]] = {
+_CONTENTS: dict[str, tuple[str, np.dtype]] = {
     "quant": ("weight", np.dtype(np.int8)),
     "scale": ("scale", F32),
 }
@@ -35,6 +35,10 @@ class KtFolderLoader(FolderLoader):
     name: ClassVar[str] = "kt-folder"
 
     _rest_loader: SafetensorsLoader | None = PrivateAttr(default=None)
+
+    @classmethod
+    def reads(cls, folder: Path) -> bool:
+        return any(folder.glob(PATTERN))
 
     def scan(self) -> Iterator[TensorSpec]:
         scans = {file: [self._spec(file)] for file in self._files()}
@@ -80,8 +84,8 @@ class KtFolderLoader(FolderLoader):
         size = file.stat().st_size
         if size != int(match["bytes"]):
             raise CheckpointError(f"{file} has {size:,} bytes, its name says otherwise: copy or make it again")
-        kind, dtype = _KINDS[match["kind"]]
-        name = f"blk.{match['layer']}.ffn_{match['projection']}_exps.{match['expert']}.numa.{match['part']}.{kind}"
+        parameter, dtype = _CONTENTS[match["content"]]
+        name = f"blk.{match['layer']}.ffn_{match['projection']}_exps.{match['expert']}.numa.{match['part']}.{parameter}"
         return TensorSpec(name, dtype, (size // dtype.itemsize,), file)
 
     def _has_rest(self) -> bool:

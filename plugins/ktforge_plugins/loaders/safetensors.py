@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Literal
 
@@ -22,7 +21,7 @@ from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpe
 from ktforge.checkpoint.folder import METADATA
 from ktforge.checkpoint.shards import merge_scans
 from ktforge.contract.stages import PlanKey, alike
-from ktforge.contract.tensors import DTYPES, named_tuples
+from ktforge.contract.tensors import DTYPES
 from ktforge.disk.reading import parse_json
 from ktforge.native import MappedFile
 
@@ -45,6 +44,10 @@ class SafetensorsLoader(FolderLoader):
     _maps: dict[Path, MappedFile] = PrivateAttr(default_factory=dict)
     _sources: list[SourceFile] = PrivateAttr(default_factory=list)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+
+    @classmethod
+    def reads(cls, folder: Path) -> bool:
+        return (folder / INDEX).exists() or any(folder.glob("*.safetensors"))
 
     def scan(self) -> Iterator[TensorSpec]:
         with self._lock:
@@ -157,10 +160,11 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
         raise CheckpointError(f"{file} has a broken header: {error}; download it again") from error
     entries.pop(METADATA, None)
     try:
-        tensors = entries.values()
-        dtypes, shapes = [DTYPES[t["dtype"]] for t in tensors], [tuple(t["shape"]) for t in tensors]
-        offsets = [8 + length + t["data_offsets"][0] for t in tensors]
-        specs = named_tuples(TensorSpec, entries, dtypes, shapes, repeat(file), offsets)
+        begin = 8 + length
+        specs = [
+            TensorSpec(name, DTYPES[t["dtype"]], tuple(t["shape"]), file, begin + t["data_offsets"][0])
+            for name, t in entries.items()
+        ]
     except KeyError:
         name, dtype = next((n, e["dtype"]) for n, e in entries.items() if e["dtype"] not in DTYPES)
         raise CheckpointError(f"{file}: {name[:200]} has the dtype {dtype}, which ktforge does not read") from None

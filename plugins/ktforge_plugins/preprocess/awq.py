@@ -16,8 +16,8 @@ import numpy as np
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES
+from ktforge.model.number_format import DOWNLOAD, NumberFormat, Stored
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 I16, I32 = DTYPES["I16"], DTYPES["I32"]
 PARAMETERS = ("qweight", "qzeros", "scales")

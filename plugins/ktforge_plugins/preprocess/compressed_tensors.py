@@ -18,9 +18,9 @@ from pydantic import PrivateAttr
 from ktforge import CheckpointError, Preprocessor, TensorSpec, UnitSpec, Unsupported, hookimpl
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES, dtype_name
-from ktforge.model.grouping import canonical
+from ktforge.model.number_format import DOWNLOAD, NumberFormat, Stored
+from ktforge.model.units import canonical
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 I8, I32 = DTYPES["I8"], DTYPES["I32"]
 #: What to do about tensors that config.json does not fit.
@@ -199,10 +199,11 @@ class CompressedTensorsFormat(NumberFormat):
 def _scheme_of(weights: Any, tensor: str) -> Scheme:
     if not isinstance(weights, Mapping):
         raise Unsupported(f"{tensor}: its group in quantization_config says nothing about weights")
-    bits, kind, group = (weights.get(k) for k in ("num_bits", "type", "group_size"))
-    if kind != "int" or bits not in (2, 4, 8):
+    bits, numbers, group = (weights.get(k) for k in ("num_bits", "type", "group_size"))
+    if numbers != "int" or bits not in (2, 4, 8):
         raise Unsupported(
-            f"{tensor}: config.json says {kind} of {bits} bits; integers of 2, 4 or 8 bits are read: get a copy in one"
+            f"{tensor}: config.json says {numbers} of {bits} bits; integers of 2, 4 or 8 bits are read: "
+            "get a copy in one"
         )
     grouped = weights.get("strategy") == "group" or (weights.get("strategy") is None and group)
     if grouped and not (type(group) is int and group > 0):

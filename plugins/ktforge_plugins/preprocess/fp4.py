@@ -13,8 +13,8 @@ import numpy as np
 from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES, F8_E4M3, F32
+from ktforge.model.number_format import DOWNLOAD, NumberFormat, Stored
 from ktforge_plugins.preprocess import scales
-from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 #: Two E2M1 numbers a byte, the lower half first.
 BYTES = (DTYPES["U8"], DTYPES["I8"])

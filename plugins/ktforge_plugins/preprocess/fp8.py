@@ -11,8 +11,8 @@ from ktforge import Preprocessor, TensorSpec, Unsupported, hookimpl, native
 from ktforge.contract.pending import Pending
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES, F8_E4M3
+from ktforge.model.number_format import DOWNLOAD, NumberFormat, Stored
 from ktforge_plugins.preprocess import integers, scales
-from ktforge_plugins.preprocess.number_format import DOWNLOAD, NumberFormat, Stored
 
 F8_E5M2 = DTYPES["F8_E5M2"]
 

@@ -9,17 +9,23 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl, native
+from ktforge import (
+    CheckpointError,
+    Preprocessor,
+    Result,
+    Stage,
+    TensorSpec,
+    Unit,
+    UnitSpec,
+    Unsupported,
+    hookimpl,
+    native,
+)
 from ktforge.contract.pending import LazyTensors, pending
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import BF16, dtype_name
 from ktforge.model.config import quantization_config, read_model_config
-from ktforge_plugins.preprocess.awq import Awq
-from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
-from ktforge_plugins.preprocess.fp4 import Fp4
-from ktforge_plugins.preprocess.fp8 import Fp8
-from ktforge_plugins.preprocess.gptq import Gptq
-from ktforge_plugins.preprocess.number_format import (
+from ktforge.model.number_format import (
     ACTIVATION,
     NumberFormat,
     apply_formats,
@@ -28,8 +34,13 @@ from ktforge_plugins.preprocess.number_format import (
     scratch_of_formats,
     unmade_roles,
 )
+from ktforge_plugins.preprocess.awq import Awq
+from ktforge_plugins.preprocess.compressed_tensors import CompressedTensorsFormat
+from ktforge_plugins.preprocess.fp4 import Fp4
+from ktforge_plugins.preprocess.fp8 import Fp8
+from ktforge_plugins.preprocess.gptq import Gptq
 
-#: The formats that are asked, in this order; each is a preprocessor of its own, too.
+#: The formats that are asked first, in this order; each is a preprocessor of its own, too.
 FORMATS: tuple[type[NumberFormat], ...] = (Fp8, Fp4, CompressedTensorsFormat, Gptq, Awq)
 #: What an expert's projection may have beside its weight; a bias passes through.
 KNOWN = {"weight", "bias"} | ACTIVATION
@@ -37,7 +48,7 @@ _FLOATS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F8_E4M3": "fp8"}
 
 
 class MoeToBf16(Preprocessor):
-    """Experts, fused or not, in FP32, FP16 or any of the formats of ``FORMATS`` become BF16.
+    """Experts, fused or not, in FP32, FP16 or any installed number format become BF16.
 
     Other weights in one of the formats become BF16 too, since ``quantization_config`` leaves config.json with the
     experts; other tensors stay as they are. In a dense model, on the way to a layout, every matrix becomes BF16.
@@ -55,9 +66,20 @@ class MoeToBf16(Preprocessor):
     #: What config.json calls the checkpoint's format, to be said of one that is not read.
     _said: str = PrivateAttr(default="")
 
+    def equip(self, classes: Sequence[type[Stage]]) -> Self:
+        """Formats of other plugins are asked behind ktforge's own; one with options that must be given is not."""
+        equipped = self.model_copy()
+        more = [c for c in classes if issubclass(c, NumberFormat) and c not in FORMATS]
+        with_defaults = [c for c in more if not any(f.is_required() for f in c.model_fields.values())]
+        equipped._formats = tuple(f() for f in (*FORMATS, *with_defaults))
+        return equipped
+
+    def delegates(self) -> Sequence[Stage]:
+        return self._formats
+
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
-        bound._formats = tuple(f().bind(config) for f in FORMATS)
+        bound._formats = tuple(f.bind(config) for f in self._formats)
         method = quantization_config(config).get("quant_method")
         bound._said = f" (quant_method {method} by config.json)" if isinstance(method, str) else ""
         with suppress(CheckpointError):  # a config.json without sizes, about which the plan has its own words
@@ -85,7 +107,7 @@ class MoeToBf16(Preprocessor):
             verb = "are" if projections[1:] else "is"
             problems.append(
                 f"{', '.join(projections)} {verb} stored as {stored}{self._said}, which {self.name} does not read; "
-                f"it knows {_known()}: get a copy in one of them"
+                f"it knows {self._known()}: get a copy in one of them"
             )
         if problems:
             raise Unsupported(*problems)
@@ -108,7 +130,10 @@ class MoeToBf16(Preprocessor):
         return unmade_roles(unit, self._formats)
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
-        return plain_config(config, results, f"get a copy in what {self.name} knows, {_known()}")
+        return plain_config(config, results, f"get a copy in what {self.name} knows, {self._known()}")
+
+    def _known(self) -> str:
+        return "BF16, FP16, FP32, " + ", ".join(f.name for f in self._formats)
 
     def _contradictions(self, unit: UnitSpec) -> list[str]:
         """A sentence for each way in which projections are stored that is not the ``input_type``."""
@@ -144,7 +169,7 @@ class MoeToBf16(Preprocessor):
             if tensor is not None and len(tensor.shape) > 1 and tensor.dtype.kind in "iu":
                 stored = ", ".join(unit.tensors)
                 raise Unsupported(
-                    f"{dtype_name(tensor.dtype)} weights ({stored}){self._said} are not read; {_known()} are: "
+                    f"{dtype_name(tensor.dtype)} weights ({stored}){self._said} are not read; {self._known()} are: "
                     "get a copy in one of them"
                 )
         return unit
@@ -156,10 +181,6 @@ def _unread(parameters: Mapping[str, TensorSpec]) -> str | None:
     if weight is not None and dtype_name(weight.dtype) not in ("BF16", "F16", "F32"):
         return dtype_name(weight.dtype)
     return ", ".join(sorted(parameters)) if weight is None or parameters.keys() - KNOWN else None
-
-
-def _known() -> str:
-    return "BF16, FP16, FP32, " + ", ".join(f.name for f in FORMATS)
 
 
 def _in(array: np.ndarray, planned: TensorSpec) -> np.ndarray:

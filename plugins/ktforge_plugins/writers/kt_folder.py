@@ -12,17 +12,18 @@ from pydantic import Field
 
 from ktforge import FileSpec, Plan, Sink, TensorSpec, Unsupported, Writer, hookimpl, open_folder
 from ktforge.model.architectures import NUMBER
-from ktforge_plugins.writers.safetensors import INDEX, SIZE_HELP, SafetensorsWriter, Size, index_json
+from ktforge_plugins.writers.safetensors import INDEX, KT_FILES, SIZE_HELP, SafetensorsWriter, Size, index_json
 
 _PACKED = re.compile(rf"blk\.({NUMBER})\.ffn_(gate|up|down)_exps\.({NUMBER})\.numa\.({NUMBER})\.(weight|scale)")
 _METHODS = {"kt-amx-int4/1": "INT4", "kt-amx-int8/1": "INT8"}
-_KIND = {"weight": "quant", "scale": "scale"}
+_CONTENT = {"weight": "quant", "scale": "scale"}
 
 
 class KtFolderWriter(Writer):
     """Writes _layer_L/_numa_P/INT4_up_E_NByte_quant_.kt and the like; tensors that are no experts go to safetensors."""
 
     name: ClassVar[str] = "kt-folder"
+    weights: ClassVar[tuple[str, ...]] = KT_FILES
     path: Path = Field(description="The folder to write.")
     max_shard_size: Size = Field(default=5 * 10**9, description=SIZE_HELP)
 
@@ -54,8 +55,8 @@ class KtFolderWriter(Writer):
 def _kt_path(tensor: TensorSpec, method: str) -> str:
     match = _PACKED.fullmatch(tensor.name)
     assert match is not None
-    layer, projection, expert, part, kind = match.groups()
-    return f"_layer_{layer}/_numa_{part}/{method}_{projection}_{expert}_{tensor.nbytes}Byte_{_KIND[kind]}_.kt"
+    layer, projection, expert, part, parameter = match.groups()
+    return f"_layer_{layer}/_numa_{part}/{method}_{projection}_{expert}_{tensor.nbytes}Byte_{_CONTENT[parameter]}_.kt"
 
 
 @hookimpl

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from json.encoder import encode_basestring_ascii
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -24,6 +24,8 @@ from ktforge.contract.tensors import dtype_name, total_bytes
 from ktforge.text import parse_size
 
 INDEX = "model.safetensors.index.json"
+#: What KTransformers takes for weights of a folder, too, whichever of the writers has made it.
+KT_FILES = ("_layer_*/_numa_*/*.kt",)
 
 
 def _bytes(value: object) -> object:
@@ -44,6 +46,7 @@ class SafetensorsWriter(Writer):
     """Writes model-0000i-of-0000n.safetensors and model.safetensors.index.json, as Hugging Face does."""
 
     name: ClassVar[str] = "safetensors"
+    weights: ClassVar[tuple[str, ...]] = KT_FILES
     path: Path = Field(description="The folder to write.")
     max_shard_size: Size = Field(default=5 * 10**9, description=SIZE_HELP)
 
@@ -106,9 +109,9 @@ class _Stored:
 def _stored(tensors: Sequence[TensorSpec]) -> _Stored:
     """Raises Unsupported for more bytes than there can be."""
     known: defaultdict[tuple[np.dtype, tuple[int, ...]], int] = defaultdict(count().__next__)
-    places = np.fromiter(map(known.__getitem__, map(itemgetter(1, 2), tensors)), np.int64, len(tensors))
+    places = np.fromiter(map(known.__getitem__, map(attrgetter("dtype", "shape"), tensors)), np.int64, len(tensors))
     texts = [f'"dtype":"{dtype_name(dtype)}","shape":[{",".join(map(str, shape))}]' for dtype, shape in known]
-    sizes = [TensorSpec("", *kind).nbytes for kind in known]
+    sizes = [TensorSpec("", dtype, shape).nbytes for dtype, shape in known]
     total = sum(size * times for size, times in zip(sizes, np.bincount(places).tolist(), strict=True))
     if total > MOST_BYTES:
         raise Unsupported(f"the output would have {total:,} bytes, which no file system holds")
@@ -190,8 +193,8 @@ class _Header:
         return len(self._BEGIN) + len(tensors) * len(_entry("", "", "", "")) + names + texts + bounds + len(b"}")
 
 
-def _entry(name: str, kind: str, begin: str, end: str) -> str:
-    return f',{name}:{{{kind},"data_offsets":[{begin},{end}]}}'
+def _entry(name: str, text: str, begin: str, end: str) -> str:
+    return f',{name}:{{{text},"data_offsets":[{begin},{end}]}}'
 
 
 def _quoted_length(names: Sequence[str]) -> int:

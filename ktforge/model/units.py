@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import repeat
-from operator import itemgetter
 
 from ktforge.checkpoint.shards import is_mtp_file
 from ktforge.contract.plan import ModelConfig
-from ktforge.contract.tensors import BF16, CARRIERS, PROJECTIONS, TensorSpec, UnitSpec, dtype_name, named_tuples
+from ktforge.contract.tensors import BF16, CARRIERS, PROJECTIONS, TensorSpec, UnitSpec, dtype_name
 from ktforge.errors import CheckpointError, Problems, UnknownExperts
 from ktforge.model.architectures import NUMBER, Architecture, architectures_of, likely_architectures
 from ktforge.model.config import COUNT_LIMIT
@@ -28,7 +26,7 @@ _MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
 
 
 @dataclass
-class Grouping:
+class ModelUnits:
     """``experts`` and ``others`` make up the model; ``extra`` is the multi-token-prediction layers, whole.
 
     ``problems`` are the places where tensors and config.json disagree.
@@ -51,18 +49,18 @@ def canonical(name: str) -> str:
     return before.replace(WRAPPER, "", 1) + layers + behind
 
 
-def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
+def units_of(specs: Sequence[TensorSpec], model: ModelConfig) -> ModelUnits:
     """Groups a checkpoint's tensors into units and checks them against config.json.
 
     A dense model has no experts. Raises UnknownExperts for experts under names that no architecture file knows.
     """
     architecture = _choose(specs, model)
     if architecture is None:
-        return Grouping(others=list(_plain_units(specs)))
+        return ModelUnits(others=list(_plain_units(specs)))
     experts: dict[tuple[int, int], dict[str, TensorSpec]] = {}
     fused: dict[int, dict[str, TensorSpec]] = {}
     rest: list[TensorSpec] = []
-    result = Grouping()
+    result = ModelUnits()
     names = [spec.name for spec in specs]
     if WRAPPER in "\n".join(names):
         names = list(map(canonical, names))
@@ -85,13 +83,12 @@ def group(specs: Sequence[TensorSpec], model: ModelConfig) -> Grouping:
 
 
 def _expert_units(experts: Mapping[tuple[int, int], dict[str, TensorSpec]]) -> list[UnitSpec]:
-    names = []
-    for (_, expert), tensors in experts.items():
+    units = []
+    for (layer, expert), tensors in experts.items():
         name, number = next(iter(tensors.values())).name, f".experts.{expert}."
-        names.append(name[: name.index(number) + len(number) - 1])
-    ordered = [_ordered(tensors, PROJECTIONS) for tensors in experts.values()]
-    layers, numbers = map(itemgetter(0), experts), map(itemgetter(1), experts)
-    return named_tuples(UnitSpec, names, ordered, layers, numbers, repeat(False))
+        stem = name[: name.index(number) + len(number) - 1]
+        units.append(UnitSpec(stem, _ordered(tensors, PROJECTIONS), layer, expert))
+    return units
 
 
 def _fused_units(fused: Mapping[int, dict[str, TensorSpec]]) -> Iterator[UnitSpec]:
@@ -163,11 +160,11 @@ def _plain_units(specs: Iterable[TensorSpec]) -> Iterator[UnitSpec]:
             yield UnitSpec(spec.name, tensors, int(layer[1]) if layer else None)
 
 
-def _check_complete(grouping: Grouping, model: ModelConfig) -> None:
+def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
     """A gap would make the runtime drop the rest of a layer in silence, so each is a refusal."""
-    problems = grouping.problems
+    problems = units.problems
     present: defaultdict[int, set[int]] = defaultdict(set)
-    for unit in grouping.experts:
+    for unit in units.experts:
         assert unit.layer is not None
         if unit.fused:
             found = _fused_experts(unit)

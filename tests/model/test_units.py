@@ -11,7 +11,7 @@ from ktforge import CheckpointError, Pipeline, TensorSpec
 from ktforge.contract.tensors import BF16, DTYPES
 from ktforge.model.architectures import architectures, likely_architectures
 from ktforge.model.config import read_model_config
-from ktforge.model.grouping import CARRIERS, group
+from ktforge.model.units import CARRIERS, units_of
 from ktforge.testing import MemoryLoader, MemoryWriter
 
 PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
@@ -29,7 +29,7 @@ def specs(family: str) -> list[TensorSpec]:
 @pytest.mark.parametrize("family", PER_EXPERT)
 def test_every_family_is_grouped_whole(family):
     model = read_model_config(FAMILIES[family][0])
-    grouping = group(specs(family), model)
+    grouping = units_of(specs(family), model)
     assert grouping.problems.lines() == ()
     assert {(u.layer, u.expert) for u in grouping.experts} == {
         (layer, expert) for layer in model.moe_layers for expert in range(model.experts)
@@ -44,7 +44,7 @@ def test_every_family_is_grouped_whole(family):
 
 
 def test_mixtral_w3_goes_up_and_w2_comes_down():
-    unit = group(specs("mixtral"), read_model_config(FAMILIES["mixtral"][0])).experts[0]
+    unit = units_of(specs("mixtral"), read_model_config(FAMILIES["mixtral"][0])).experts[0]
     assert {role: t.name.split(".")[-2] for role, t in unit.tensors.items()} == {
         "gate.weight": "w1", "up.weight": "w3", "down.weight": "w2",
     }  # fmt: skip
@@ -62,7 +62,7 @@ def test_a_dense_model_is_called_one(family):
 def test_a_number_that_no_writer_spells_so_is_no_expert_and_no_layer(number):
     model = read_model_config(FAMILIES["qwen3_moe"][0])
     odd = [f"model.layers.{n}.mlp.experts.{e}.gate_proj.weight" for n, e in ((0, number), (number, 0))]
-    grouping = group([*specs("qwen3_moe"), *(TensorSpec(n, BF16, (8, 8)) for n in odd)], model)
+    grouping = units_of([*specs("qwen3_moe"), *(TensorSpec(n, BF16, (8, 8)) for n in odd)], model)
     assert grouping.problems.lines() == ()
     assert {u.name: u.layer for u in grouping.others if ".experts." in u.name} == {odd[0]: 0, odd[1]: None}
     packed = {n: TensorSpec(n, np.dtype(np.int8), (8,)) for n in [f"blk.0.ffn_up_exps.{number}.numa.0.weight"]}
@@ -70,7 +70,7 @@ def test_a_number_that_no_writer_spells_so_is_no_expert_and_no_layer(number):
 
 
 def test_shared_experts_are_not_routed_ones():
-    grouping = group(specs("deepseek_v3"), read_model_config(FAMILIES["deepseek_v3"][0]))
+    grouping = units_of(specs("deepseek_v3"), read_model_config(FAMILIES["deepseek_v3"][0]))
     assert sum("shared_experts" in u.name for u in grouping.others) == 6
     assert not any("shared" in t.name for u in grouping.experts for t in u.tensors.values())
 
@@ -82,7 +82,7 @@ def test_a_wrapper_prefix_is_dropped_and_text_config_is_read():
             TensorSpec(name.replace("model.", prefix, 1), array.dtype, array.shape)
             for name, array in checkpoints.tensors().items()
         ]
-        grouping = group(wrapped, read_model_config(model))
+        grouping = units_of(wrapped, read_model_config(model))
         assert len(grouping.experts) == checkpoints.LAYERS * checkpoints.EXPERTS
         assert grouping.problems.lines() == ()
 
@@ -96,19 +96,19 @@ def test_a_wrapper_prefix_within_a_layer_is_none():
 def test_an_unknown_model_type_is_matched_by_its_names():
     model = read_model_config(checkpoints.config(model_type="brand_new"))
     data = [TensorSpec(n, a.dtype, a.shape) for n, a in checkpoints.tensors().items()]
-    assert len(group(data, model).experts) == checkpoints.LAYERS * checkpoints.EXPERTS
+    assert len(units_of(data, model).experts) == checkpoints.LAYERS * checkpoints.EXPERTS
 
 
 def test_unknown_expert_names_are_an_error_that_shows_one():
     data = [TensorSpec("model.layers.0.moe.expert_7.in.weight", BF16, (4, 4))]
     with pytest.raises(CheckpointError, match=r"no tensor has a known expert name .* nearest is model.layers.0.moe"):
-        group(data, read_model_config(checkpoints.config()))
+        units_of(data, read_model_config(checkpoints.config()))
 
 
 def problems(drop=(), add=(), **changes) -> str:
     names = [n for n in checkpoints.tensors() if not any(d in n for d in drop)]
     made = [TensorSpec(n, BF16, (4, 4)) for n in [*names, *add]]
-    return "\n".join(group(made, read_model_config(checkpoints.config(**changes))).problems.lines())
+    return "\n".join(units_of(made, read_model_config(checkpoints.config(**changes))).problems.lines())
 
 
 def test_gaps_are_named():
@@ -125,7 +125,7 @@ def test_gaps_are_named():
 def test_layers_beyond_the_model_are_extra_and_whole():
     add = ["model.layers.2.mlp.experts.0.gate_proj.weight", "model.layers.2.eh_proj.weight", "mtp.norm.weight"]
     names = [*checkpoints.tensors(), *add]
-    grouping = group([TensorSpec(n, BF16, (4, 4)) for n in names], read_model_config(checkpoints.config()))
+    grouping = units_of([TensorSpec(n, BF16, (4, 4)) for n in names], read_model_config(checkpoints.config()))
     assert [u.name for u in grouping.extra] == ["model.layers.2.mlp.experts.0", *add[1:]]
     assert grouping.problems.lines() == ()
 
@@ -134,7 +134,7 @@ def test_an_fp8_weight_and_its_scale_are_one_unit():
     names = ["model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.weight_scale_inv"]
     made = [TensorSpec(n, BF16, (4, 4)) for n in [*reversed(names), *checkpoints.tensors()] if n.count("o_proj")]
     made += [TensorSpec(n, BF16, (4, 4)) for n in checkpoints.tensors() if "experts" in n]
-    grouping = group(made, read_model_config(checkpoints.config()))
+    grouping = units_of(made, read_model_config(checkpoints.config()))
     units = [u for u in grouping.others if u.name == names[0]]
     assert [list(u.tensors) for u in units] == [["weight", "weight_scale_inv"]]
 
@@ -142,7 +142,7 @@ def test_an_fp8_weight_and_its_scale_are_one_unit():
 @given(st.permutations(list(checkpoints.tensors())))
 def test_the_order_of_the_names_does_not_matter(names):
     model = read_model_config(checkpoints.config())
-    units = group([TensorSpec(n, BF16, (4, 4)) for n in names], model).ordered(True)
+    units = units_of([TensorSpec(n, BF16, (4, 4)) for n in names], model).ordered(True)
     keys = [(u.layer, u.expert) for u in units if u.is_expert]
     assert keys == sorted(keys)
     assert [list(u.tensors) for u in units if u.is_expert] == [["gate.weight", "up.weight", "down.weight"]] * len(keys)
@@ -204,7 +204,7 @@ def test_each_naming_scheme_is_found_by_its_names(architecture):
     model = read_model_config(checkpoints.config(model_type=architecture.model_types[0]))
     for drop in ("", "model."):
         made = [TensorSpec(n.removeprefix(drop), BF16, (4, 4, 4)) for n in names]
-        grouping = group(made, model)
+        grouping = units_of(made, model)
         assert grouping.problems.lines() == () and grouping.others == []
         assert sum(u.experts for u in grouping.experts) == len(places)
 
@@ -212,7 +212,7 @@ def test_each_naming_scheme_is_found_by_its_names(architecture):
 @pytest.mark.parametrize("family", ["gpt_oss", "llama4_text"])
 def test_fused_experts_are_one_unit_a_layer(family):
     model = read_model_config(FAMILIES[family][0])
-    grouping = group(specs(family), model)
+    grouping = units_of(specs(family), model)
     assert grouping.problems.lines() == ()
     assert [(u.layer, u.expert, u.experts, u.fused) for u in grouping.experts] == [
         (layer, None, model.experts, True) for layer in (0, 1)
@@ -228,7 +228,7 @@ def test_gaps_in_fused_experts_are_named():
         TensorSpec("model.layers.1.mlp.experts.gate_up_proj", BF16, (4, 8, 4)),
         TensorSpec("model.layers.1.mlp.experts.down_proj", BF16, (4, 4, 4)),
     ]
-    lines = group(made, read_model_config(checkpoints.config())).problems.lines()
+    lines = units_of(made, read_model_config(checkpoints.config())).problems.lines()
     assert lines == (
         "model.layers.0.mlp.experts: has no down projection",
         "layer 0: expert 3 missing; config.json announces 4",
@@ -247,7 +247,7 @@ def test_gaps_in_fused_experts_are_named():
 )
 def test_prediction_heads_are_extra(name, file):
     made = [TensorSpec(n, BF16, (4, 4)) for n in checkpoints.tensors()]
-    grouping = group([*made, TensorSpec(name, BF16, (4, 4), file)], read_model_config(checkpoints.config()))
+    grouping = units_of([*made, TensorSpec(name, BF16, (4, 4), file)], read_model_config(checkpoints.config()))
     assert [u.name for u in grouping.extra] == [name]
 
 
@@ -265,7 +265,7 @@ def test_what_is_stored_for_a_weight_joins_it(parameter):
         stem = "model.layers.1.self_attn.q_proj"
         made = [TensorSpec(n, BF16, (4, 4)) for n in checkpoints.tensors() if stem not in n]
         made += [TensorSpec(f"{stem}.{p}", BF16, (4, 4)) for p in (parameter, carrier)]
-        units = group(made, read_model_config(checkpoints.config())).others
+        units = units_of(made, read_model_config(checkpoints.config())).others
         (unit,) = [u for u in units if stem in u.name]
         assert list(unit.tensors) == [carrier, parameter] and unit.layer == 1
 
@@ -274,5 +274,5 @@ def test_what_is_stored_for_a_weight_joins_it(parameter):
 def test_what_is_no_part_of_a_weight_stays_alone(parameter):
     stem = "model.layers.1.mlp.gate"
     made = [TensorSpec(n, BF16, (4, 4)) for n in [*checkpoints.tensors(), f"{stem}.{parameter}"]]
-    units = [u for u in group(made, read_model_config(checkpoints.config())).others if u.name.startswith(stem)]
+    units = [u for u in units_of(made, read_model_config(checkpoints.config())).others if u.name.startswith(stem)]
     assert [list(u.tensors) for u in units] == [["weight"], [parameter]]

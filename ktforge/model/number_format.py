@@ -1,4 +1,4 @@
-"""What the preprocessors for number formats share: a weight in their format becomes BF16. Not a plugin itself."""
+"""Number formats: what the preprocessors have in common that turn a weight in their format into BF16."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Self
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import Preprocessor, Result, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.contract.pending import LazyTensors, Pending
-from ktforge.contract.stages import PlanKey
-from ktforge.contract.tensors import BF16, CARRIERS, DTYPES
+from ktforge.contract.stages import PlanKey, Preprocessor, Result
+from ktforge.contract.tensors import BF16, CARRIERS, DTYPES, TensorSpec, Unit, UnitSpec
+from ktforge.errors import Unsupported
 from ktforge.model.config import quantization_config, without_quantization
 
 #: Scales of activations: of no use once a weight is BF16.
@@ -43,14 +43,15 @@ class Stored:
 class NumberFormat(Preprocessor):
     """Wherever a unit's weight is stored in this format, it becomes BF16; everything else passes through.
 
-    Of fused experts, the format sees one at a time. ``quantization_config`` leaves config.json.
+    Of fused experts, the format sees one at a time. ``quantization_config`` leaves config.json. The preprocessor
+    ``moe-to-bf16`` knows every installed subclass that has no options it must be given.
     """
 
     _quantization: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     @abstractmethod
     def plan_key(self) -> PlanKey:
-        """See :meth:`ktforge.contract.stages.Stage.plan_key`; here for :meth:`stored` alone."""
+        """See :meth:`ktforge.Preprocessor.plan_key`; here for :meth:`stored` alone."""
 
     @abstractmethod
     def stored(self, parameters: Mapping[str, TensorSpec]) -> Stored | None:
