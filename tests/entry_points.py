@@ -47,10 +47,12 @@ def _quantised(weight: np.ndarray, bits: int) -> Iterator[np.ndarray]:
     yield from (codes, scales)
 
 
-def _in_groups(weight: np.ndarray, bits: int, size: int, symmetric: bool, bf16: bool) -> Iterator[np.ndarray]:
+def _in_groups(weight: np.ndarray, bits: int, size: int, kind: str, bf16: bool) -> Iterator[np.ndarray]:
     shape = weight.shape[0], -(-weight.shape[1] // size)
     codes, scales, zeros = np.empty(weight.shape, np.int8), np.empty(shape, np.float32), np.zeros(shape, np.int8)
-    native.group(weight, bits, size, bf16, codes, scales, None if symmetric else zeros)
+    native.group(
+        weight, bits, size, bf16, codes, scales, zeros if kind == "asymmetric" else None, narrow=kind == "narrow"
+    )
     yield from (codes, scales, zeros)
 
 
@@ -71,9 +73,9 @@ def _group() -> Iterator[np.ndarray]:
     weight = rows_of_edges((64, 96))
     for size in (1, 8, 16, 31, 32, 33, 48, 96):
         for bits in (4, 8):
-            for symmetric in (True, False):
+            for kind in ("symmetric", "narrow", "asymmetric"):
                 for bf16 in (True, False):
-                    yield from _in_groups(weight, bits, size, symmetric, bf16)
+                    yield from _in_groups(weight, bits, size, kind, bf16)
 
 
 def _fp8() -> native.Fp8Blocks:
