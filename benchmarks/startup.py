@@ -23,7 +23,7 @@ def run(tmp: Path, rounds: int) -> list[Row]:
         "writer": {"use": "safetensors", "path": str(tmp / "target")},
     }  # fmt: skip
     pipeline.write_text(json.dumps(stages))
-    goals = {"--help": 0.3, "plan": 1.5, "inspect": 1.0}
+    goals = {"--help": 0.3, "plan": 2.0, "inspect": 1.2}
     commands = {"--help": ["--help"], "plan": ["plan", str(pipeline)], "inspect": ["inspect", str(source)]}
     cases = {
         name: lambda arguments=arguments: subprocess.run(

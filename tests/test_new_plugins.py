@@ -1,4 +1,4 @@
-"""What ``ktforge new-plugin --kind`` writes, as a third party would use it: installed beside ktforge, tested, and run."""
+"""What ``ktforge new-plugin --kind`` writes, as a third party would use it: installed, tested, run."""
 
 import csv
 import json

@@ -68,3 +68,21 @@ def main() -> None:
     except OSError as error:  # such as standard output on a full disk
         print(f"error: {error.filename or 'the output of this command'}: {error.strerror}", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:
+        _say_unexpected(error)
+        sys.exit(1)
+
+
+def _say_unexpected(error: Exception) -> None:
+    """A fault of ktforge's own in one sentence; ``-v`` shows where it was."""
+    import logging
+    import traceback
+
+    logging.getLogger(__name__).debug("a fault of ktforge's own", exc_info=error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}, line {place.lineno}"
+    print(
+        f"error: ktforge met what it did not expect, {type(error).__name__}: {error} ({where}): please report it, with "
+        "what the same command says with -v",
+        file=sys.stderr,
+    )

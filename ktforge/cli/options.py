@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from ktforge.errors import PluginError
 from ktforge.text import printable
 
 if TYPE_CHECKING:
@@ -81,7 +84,10 @@ def takes_common_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def called(given: dict[str, Any]) -> None:
         log(verbose=given.pop("verbose"))
-        command(**given)
+        try:
+            command(**given)
+        except SystemExit as error:  # typer's own exits are other exceptions
+            raise PluginError(f"code of a plugin ended the command with sys.exit({error.code!r})") from error
 
     return _taking(command, CommonOptions, called)
 
@@ -113,18 +119,17 @@ def log(*, verbose: bool) -> None:
     """Shows what ktforge and its plugins log under ``ktforge`` on stderr: warnings, and all else if ``verbose``."""
     logger = logging.getLogger("ktforge")
     logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_Sentence("%(levelname)s: %(message)s"))
-        logger.addHandler(handler)
+    if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
+        logger.addHandler(_Sentences())
 
 
-class _Sentence(logging.Formatter):
-    """``warning: …``, with nothing in it that would steer a terminal."""
+class _Sentences(logging.Handler):
+    """``warning: …`` on stderr, with nothing in it that would steer a terminal."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        record.levelname = record.levelname.lower()
-        return printable(super().format(record))
+    def emit(self, record: logging.LogRecord) -> None:
+        print(printable(f"{record.levelname.lower()}: {record.getMessage()}"), file=sys.stderr)
+        if record.exc_info:
+            traceback.print_exception(record.exc_info[1])
 
 
 def installed(block: list[str] | None, plugins: list[Path] | None) -> Registry:

@@ -149,8 +149,9 @@ class Recipe(BaseModel):
 
     def _with_stages(self, told: Callable[[Any], Any]) -> Self:
         def of(stage: Stage) -> Stage:
+            base = next(base for base in STAGES if isinstance(stage, base))
             with blame(stage, "the pipeline"):
-                return expected(stage, told(stage), type(stage), "the pipeline")
+                return expected(stage, told(stage), base, "the pipeline")
 
         return self.model_copy(
             update={
@@ -290,7 +291,7 @@ class Plan:
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """The quantizers' methods, such as absmax-int4/1."""
+        """The quantizers' methods, such as absmax-int4/2."""
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
 
     def peak_memory(self, workers: int, limit: int | None = None) -> int:

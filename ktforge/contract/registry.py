@@ -141,6 +141,7 @@ class Registry:
             if not is_blamed(error):
                 raise
             raise PluginError(f"{owner} failed while it was registered ({one_line(error)}): mend it{off}") from error
+        logger.debug("%s offers %s", owner, ", ".join(f"{base.stage} {cls!r}" for base, cls in found) or "observers")
         for base, stage_cls in found:
             self._add_stage(base, Entry(stage_cls, label, dist, version))
         for preset in presets:

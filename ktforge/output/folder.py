@@ -7,6 +7,7 @@ in place, so that a run which was cut off, by an error or by ``kill -9``, goes o
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from ktforge.output.publish import discard, nested_weights, publish, published, 
 from ktforge.output.resume import check_unchanged, fingerprint
 from ktforge.output.sink import FolderSink
 from ktforge.text import counted
+
+logger = logging.getLogger(__name__)
 
 
 def check_output(folder: Path, source: Path | None) -> list[str]:
@@ -121,6 +124,7 @@ def open_folder(
     try:
         with locked(staging):
             journal = _open_journal(folder, plan, overwrite=overwrite, restart=restart)
+            logger.info("%s is open, %s are written", folder, counted(len(journal.written), "tensor"))
             sink = FolderSink(staging, plan.files, journal)
             try:
                 _check_kept(folder, plan.files, journal, verify=verify)
@@ -129,6 +133,7 @@ def open_folder(
                 if not journal.staged:
                     stage_documents(staging, plan, documents)
                     journal.add_staged()
+                logger.info("publishing %s", folder)
                 publish(folder, staging, paths, plan.stale, overwrite=overwrite or journal.overwrite)
             finally:
                 sink.close()

@@ -12,11 +12,12 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
+from ktforge.contract.checks import is_blamed, one_line
 from ktforge.contract.plan import KEEP, STAGES, Runtime
 from ktforge.contract.registry import Registry
 from ktforge.contract.rules import Rule
 from ktforge.contract.stages import Stage
-from ktforge.errors import ConfigError
+from ktforge.errors import ConfigError, PluginError
 from ktforge.pipeline.mistakes import Key, by_key, sentence
 from ktforge.pipeline.pipeline import Pipeline
 from ktforge.text import nearest
@@ -158,7 +159,7 @@ class _Builder:
             self._problem(("version",), f"is {self.data['version']!r}; this ktforge knows version 1")
         self._raise()
         try:
-            return Pipeline(**fields)
+            return Pipeline(**fields).equipped(self.registry.classes())
         except ValidationError as error:
             self._refuse(error, fields, (), "")
         self._raise()
@@ -208,6 +209,10 @@ class _Builder:
                 error, data, path, f"; the options of {label or path[0]} are: {known}", tuple(cls.model_fields)
             )
             return None
+        except BaseException as error:
+            if not is_blamed(error):
+                raise
+            raise PluginError(f"{label or path[0]} failed on its options: {one_line(error)}") from error
 
     def _expanded(self, cls: type[BaseModel], option: str, value: Any, path: tuple[Key, ...]) -> Any:
         """A path with its ``~``; anything else as it is."""

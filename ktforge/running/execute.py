@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -23,6 +24,9 @@ from ktforge.errors import PluginError
 from ktforge.planning.shares import Share, shares
 from ktforge.running.watch import SourceWatch, WatchedSink
 from ktforge.running.workers import Workers
+from ktforge.text import counted
+
+logger = logging.getLogger(__name__)
 
 
 def default_workers() -> int:
@@ -66,6 +70,7 @@ def execute(
             for s in shares(plan.pipeline, u)
             if s.row is not None or not _is_kept(plan, sink, s.planned)
         ]
+        logger.info("%s to work on, %s kept", counted(len(units), "unit"), counted(len(kept), "unit"))
         progress = _Progress(pieces)
         crew = Workers(workers or default_workers(), memory_limit)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ktforge.contract.checks import expected
 from ktforge.contract.pending import pending
+from ktforge.contract.plan import STAGES
 from ktforge.contract.stages import Result, Stage
 from ktforge.contract.tensors import Unit, UnitSpec
 from ktforge.errors import PluginError
@@ -39,7 +40,8 @@ def bound(stage: AnyStage, config: Mapping[str, Any] | None) -> AnyStage:
     given = dict(config or {})
     before = deepcopy(given)
     with kept():
-        told = expected(stage, stage.bind(given), type(stage), "config.json")
+        base = next(base for base in STAGES if isinstance(stage, base))
+        told: Any = expected(stage, stage.bind(given), base, "config.json")
     assert given == before, f"bind() of {stage.name} changes the config that it is given"
     missing = [path for path in told.input_files() if not path.is_file()]
     assert not missing, f"input_files() of {stage.name} names {missing[0]}, which is no file"

@@ -5,7 +5,7 @@ from typing import ClassVar
 import checkpoints
 import numpy as np
 import pytest
-from ktforge_plugins import Fp8, MoeToBf16, SplitExperts
+from ktforge_plugins import Fp8, Int8, MoeToBf16, SplitExperts
 
 from ktforge import Preprocessor, Unit
 from ktforge.contract.pending import LazyTensors
@@ -163,7 +163,7 @@ class AnotherStage(Scales):
     name: ClassVar[str] = "another-stage"
 
     def bind(self, config):
-        return Scales()
+        return Int8()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ class AnotherStage(Scales):
         (SameName(), "same-name plans a tensor name twice"),
         (SaysUnmade(), r"unmade\(\) of says-unmade names \['weight'\], which it delivers made"),
         (ChangesConfig(), r"bind\(\) of changes-config changes the config"),
-        (AnotherStage(), "plugin another-stage .* planned Scales for config.json; AnotherStage was expected"),
+        (AnotherStage(), "plugin another-stage .* planned Int8 for config.json; Preprocessor was expected"),
     ],
 )
 def test_check_preprocessor_catches(stage, message):

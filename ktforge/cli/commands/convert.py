@@ -31,7 +31,7 @@ def command(
         typer.Option(
             "--quant-method",
             metavar="NAME",
-            help="int4, int8, rawint4 (int4 in groups of 32), or what a plugin offers.",
+            help="int4, int8, rawint4 (int4 in groups of 32, codes -7 to 7), or what a plugin offers.",
         ),
     ],
     input_type: Annotated[
@@ -82,7 +82,7 @@ def command(
         if value and option not in preset.options:
             takers = ", ".join(f"`{p.command}`" for p in registry.presets() if option in p.options)
             flag = "--" + option.replace("_", "-")
-            raise typer.BadParameter(f"{flag} does not go with `{preset.command}`: leave it away; it is for {takers}")
+            raise typer.BadParameter(f"{flag} does not go with `{preset.command}`: leave it out; it is for {takers}")
     data = convert(
         input_path, output, preset, input_type=input_type.value, cpuinfer_threads=cpuinfer_threads,
         writer="kt-folder" if no_merge_safetensor else "safetensors",
@@ -107,7 +107,7 @@ def _preset(presets: Sequence[Preset], method: str, layout: str | None) -> Prese
     found = [p for p in named if (layout.lower() == p.layout["use"] if layout else not p.with_layout)]
     if not found:
         layouts = [str(p.layout["use"]) for p in named]
-        mend = f"say --layout {layouts[0]}" if named[0].with_layout else "leave --layout away"
+        mend = f"say --layout {layouts[0]}" if named[0].with_layout else "leave --layout out"
         hint = nearest(layout.lower(), layouts) if layout else ""
         raise typer.BadParameter(f"{method} is for the layout {' or '.join(layouts)}{hint}: {mend}")
     return found[0]

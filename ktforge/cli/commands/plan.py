@@ -29,15 +29,17 @@ def command(
     show(plan, as_json=as_json)
 
 
-def show(plan: Plan, *, as_json: bool, workers: int | None = None) -> None:
-    """Prints the plan for so many ``workers`` (default: one a core), then raises PlanError if it has refusals."""
+def show(plan: Plan, *, as_json: bool, workers: int | None = None, memory_limit: int | None = None) -> None:
+    """Prints the plan for so many ``workers`` (default: one a core) within a memory limit in bytes, then raises
+    PlanError if it has refusals."""
     if as_json:
         typer.echo(json.dumps(summary(plan), indent=2))
         if plan.problems:
             raise typer.Exit(1)
         return
-    show_rows(_rows(plan, workers))
+    show_rows(_rows(plan, workers, memory_limit))
     plan.check()
+    plan.check_memory(memory_limit)
 
 
 def summary(plan: Plan) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _rows(plan: Plan, workers: int | None) -> list[tuple[str, str]]:
+def _rows(plan: Plan, workers: int | None, memory_limit: int | None) -> list[tuple[str, str]]:
     from ktforge.contract.tensors import total_bytes
     from ktforge.output.folder import outlook
     from ktforge.running.execute import default_workers
@@ -82,11 +84,11 @@ def _rows(plan: Plan, workers: int | None) -> list[tuple[str, str]]:
         ]
         ratio = plan.source_bytes / plan.output_bytes if plan.output_bytes else 0
         files = counted(len(plan.files), "file")
-        peak = size_text(plan.peak_memory(workers))
+        peak = _peak(plan, workers, memory_limit)
         rows += [
             ("output", f"{size_text(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
             ("compression", f"{ratio:.2f} : 1"),
-            ("peak memory", f"{peak} for {counted(workers, 'unit')} at once, beside Python's own"),
+            ("peak memory", f"{peak}, beside Python's own"),
         ]
     if plan.left_out:
         size = size_text(total_bytes(plan.left_out))
@@ -95,3 +97,13 @@ def _rows(plan: Plan, workers: int | None) -> list[tuple[str, str]]:
     if foreseen := outlook(plan):
         rows.append(("output folder", foreseen))
     return rows
+
+
+def _peak(plan: Plan, workers: int, memory_limit: int | None) -> str:
+    from ktforge.text import counted, size_text
+
+    free, bound = plan.peak_memory(workers), plan.peak_memory(workers, memory_limit)
+    at_once = f"{counted(workers, 'unit')} at once"
+    if bound == free:
+        return f"{size_text(free)} for {at_once}"
+    return f"{size_text(bound)}, the limit; {at_once} would take {size_text(free)}, so workers wait for each other"

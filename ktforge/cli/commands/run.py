@@ -27,8 +27,7 @@ def command(
     registry = installed(block, plugins)
     built = load_pipeline(pipeline, registry, sets or ())
     if dry_run:
-        plan = built.plan(registry)
-        show(plan, as_json=False, workers=options.workers)
-        plan.check_memory(memory_bytes(options.memory_limit))
+        limit = memory_bytes(options.memory_limit)
+        show(built.plan(registry), as_json=False, workers=options.workers, memory_limit=limit)
     else:
         carry_out(built, registry, options)
