@@ -125,7 +125,7 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """config.json for a checkpoint whose weights are all plain."""
-    gone = (*KEYS, "expert_dtype")
+    gone = (*KEYS, "expert_dtype", "amx_quantization")
     edited = {k: v for k, v in config.items() if k not in gone}
     for key in NESTED:
         if isinstance(edited.get(key), Mapping):

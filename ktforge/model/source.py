@@ -12,6 +12,7 @@ from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import Loader
 from ktforge.contract.tensors import SourceFile, TensorSpec
 from ktforge.errors import CheckpointError
+from ktforge.model.adapters import unmerged
 from ktforge.model.config import read_model_config
 from ktforge.model.guess import tensor_problems, unannounced_experts
 
@@ -47,6 +48,8 @@ def read_source(loader: Loader) -> Source:
         # Where there is neither, it is some folder, and may be a whole disk to walk through.
         side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
+    if tensors is not None and (adapter := unmerged(tensors)):
+        raise CheckpointError(*problems, adapter)
     if tensors is not None and config is not None:
         if model is None:
             problems += tensor_problems(config, tensors)

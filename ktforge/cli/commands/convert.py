@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
+from ktforge.cli.options import (
+    Block,
+    FollowLinks,
+    InputPath,
+    Output,
+    PluginFiles,
+    RunOptions,
+    installed,
+    takes_run_options,
+)
 from ktforge.text import nearest
 
 if TYPE_CHECKING:
@@ -60,6 +69,7 @@ def command(
     no_merge_safetensor: Annotated[
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
     ] = False,
+    follow_links: FollowLinks = False,
     block: Block = None,
     plugins: PluginFiles = None,
     print_pipeline: Annotated[
@@ -85,7 +95,7 @@ def command(
             raise typer.BadParameter(f"{flag} does not go with `{preset.command}`: leave it out; it is for {takers}")
     data = convert(
         input_path, output, preset, input_type=input_type.value, cpuinfer_threads=cpuinfer_threads,
-        writer="kt-folder" if no_merge_safetensor else "safetensors",
+        follow_links=follow_links, writer="kt-folder" if no_merge_safetensor else "safetensors",
         quantize={"group_size": group_size} if group_size else None,
         layout={"threadpool_count": threadpool_count} if threadpool_count else None,
     )  # fmt: skip
