@@ -227,7 +227,7 @@ class Plan:
     ``config_json`` is the output's config.json, None if the source has none to give. ``left_out`` are the tensors of
     the source that are in no output, whole layers beyond the model's among them. ``inputs`` maps the files that decide
     what stages make to the xxh3-128 of their content, in hex; ``stale`` are glob patterns of weights that an earlier
-    output may have left.
+    output may have left. ``notes`` say what is taken for granted, such as fields that config.json lacks.
     """
 
     pipeline: Recipe
@@ -241,6 +241,7 @@ class Plan:
     problems: tuple[str, ...]
     inputs: Mapping[Path, str]
     stale: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """In one line: what it holds has a million."""

@@ -12,15 +12,13 @@ from ktforge.checkpoint.shards import is_mtp_file
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import BF16, CARRIERS, PROJECTIONS, TensorSpec, UnitSpec, dtype_name
 from ktforge.errors import CheckpointError, Problems, UnknownExperts
-from ktforge.model.architectures import NUMBER, Architecture, architectures_of, likely_architectures
+from ktforge.model.architectures import Architecture, architectures_of, chosen_architecture, likely_architectures
 from ktforge.model.config import COUNT_LIMIT
+from ktforge.model.names import LAYER, all_canonical, canonical
 
 FUSED = ("gate_up", *PROJECTIONS)
 #: What formats store beside a weight for its sake: scales, zero points, orders of columns, the shape.
 COMPANION = re.compile(r"\w*(?:scale|zero)\w*|(?:weight_)?g_idx|weight_shape")
-#: The prefix that multimodal models give to the language model's tensors.
-WRAPPER = "language_model."
-_LAYER = re.compile(rf"^(?:model\.)?layers\.({NUMBER})\.")
 #: Multi-token-prediction heads under names of their own.
 _MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
 
@@ -43,12 +41,6 @@ class ModelUnits:
         return sorted(units, key=lambda u: (-1 if u.layer is None else u.layer, -1 if u.expert is None else u.expert))
 
 
-def canonical(name: str) -> str:
-    """The name without a multimodal wrapper's ``language_model.``, which stands before the layers."""
-    before, layers, behind = name.partition("layers.")
-    return before.replace(WRAPPER, "", 1) + layers + behind
-
-
 def units_of(specs: Sequence[TensorSpec], model: ModelConfig) -> ModelUnits:
     """Groups a checkpoint's tensors into units and checks them against config.json.
 
@@ -61,9 +53,7 @@ def units_of(specs: Sequence[TensorSpec], model: ModelConfig) -> ModelUnits:
     fused: dict[int, dict[str, TensorSpec]] = {}
     rest: list[TensorSpec] = []
     result = ModelUnits()
-    names = [spec.name for spec in specs]
-    if WRAPPER in "\n".join(names):
-        names = list(map(canonical, names))
+    names = all_canonical([spec.name for spec in specs])
     for spec, place in zip(specs, architecture.places(names), strict=True):
         if place is None:
             rest.append(spec)
@@ -129,9 +119,9 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
     """The architecture whose pattern matches, that of the ``model_type`` first; None for a dense model."""
     if model.experts == 0:
         return None
-    for architecture in likely_architectures(model.model_type):
-        if architecture.knows(canonical(s.name) for s in specs):
-            return architecture
+    found = chosen_architecture(model.model_type, all_canonical([s.name for s in specs]))
+    if found is not None:
+        return found
     similar = next((s.name for s in specs if "expert" in s.name and "shared" not in s.name), None)
     example = next(likely_architectures(model.model_type)).example
     seen = f"; the nearest is {similar}" if similar else ""
@@ -156,7 +146,7 @@ def _plain_units(specs: Iterable[TensorSpec]) -> Iterator[UnitSpec]:
             tensors = {parameter: spec}
             if parameter == carrier:
                 tensors |= {p: parameters[p] for p in joined}
-            layer = _LAYER.match(canonical(spec.name))
+            layer = LAYER.match(canonical(spec.name))
             yield UnitSpec(spec.name, tensors, int(layer[1]) if layer else None)
 
 
