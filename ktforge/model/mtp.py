@@ -10,7 +10,7 @@ from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import PROJECTIONS, UnitSpec
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import COUNT_LIMIT, edit_levels, levels
-from ktforge.model.names import canonical
+from ktforge.model.names import canonical, of_mtp
 from ktforge.model.units import ModelUnits, expert_list, missing_projections
 
 #: Fields that count these layers: DeepSeek's, GLM's, Step's and MiMo's; Qwen's; MiniMax's; and that of transformers 5.
@@ -122,5 +122,6 @@ def _parts_missing(units: ModelUnits, model: ModelConfig, config: Mapping[str, A
 def _parts(units: Iterable[UnitSpec]) -> Iterable[str]:
     """Names within the layer, of weights whatever they are stored as; other tensors may come with a number format."""
     for unit in units:
-        if match := _WEIGHT.fullmatch(canonical(unit.name)):
+        name = canonical(unit.name)
+        if match := _WEIGHT.fullmatch(of_mtp(name) or name):
             yield f"{match[1]}.weight"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ktforge.contract.tensors import BF16, DTYPES, F32, TensorSpec
@@ -29,23 +29,15 @@ ROUTER = re.compile(r"(?:^|\.)(?:\w*router\w*|(?:moe_|expert_|shared_expert_|swi
 _WHOLE = (BF16, F32, *(DTYPES[d] for d in ("F16", "F64", "F8_E4M3", "F8_E5M2")))
 
 
-@dataclass(frozen=True)
-class Settled:
-    """``fields`` that config.json lacks, under their usual names, and ``notes`` that say so, a line each."""
-
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def settled(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> Settled:
-    """What config.json lacks and the tensors leave one answer to. Where they leave none, it is not there."""
+def settled(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+    """The fields that config.json lacks and the tensors leave one answer to, under their usual names."""
     fields = fields_of(config)
     told: dict[str, Any] = {}
     experts = _Experts.of(tensors, str(fields.get("model_type", "")), _missing(fields))
     if not _has(fields, EXPERT_COUNT) and experts is not None and (count := experts.count()):
         told[EXPERT_COUNT[0]] = count
     if not _has(fields, EXPERT_COUNT) and not told:
-        return Settled()
+        return {}
     if not _has(fields, LAYER_COUNT) and not any(fields.get(k) for k in COUNTS):
         told |= {LAYER_COUNT[0]: layers} if (layers := _layers(tensors)) else {}
     if experts is not None and (sizes := experts.sizes()):
@@ -56,7 +48,7 @@ def settled(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> Settled
             told[own[0]] = size
     if not _has(fields, LAYER_RULES) and (sparse := _sparse_layers(tensors)) is not None:
         told["moe_layers"] = sparse
-    return Settled(told, tuple(_note(name, value) for name, value in told.items()))
+    return told
 
 
 def speaks_of_experts(tensors: Iterable[TensorSpec]) -> str | None:
@@ -80,10 +72,6 @@ def _missing(fields: Mapping[str, Any]) -> bool:
 
 def _has(fields: Mapping[str, Any], names: Iterable[str]) -> bool:
     return any(name in fields for name in names)
-
-
-def _note(name: str, value: object) -> str:
-    return f"config.json has no {name}: the tensors say {value}"
 
 
 @dataclass(frozen=True)

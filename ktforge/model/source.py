@@ -14,7 +14,7 @@ from ktforge.contract.tensors import SourceFile, TensorSpec
 from ktforge.errors import CheckpointError
 from ktforge.model.config import read_model_config
 from ktforge.model.guess import tensor_problems
-from ktforge.model.settle import Settled, settled, speaks_of_experts, unannounced_experts
+from ktforge.model.settle import settled, speaks_of_experts, unannounced_experts
 
 Read = TypeVar("Read")
 
@@ -27,7 +27,7 @@ class Source:
     """
 
     config: Mapping[str, Any]
-    settled: Settled
+    settled: Mapping[str, Any]
     model: ModelConfig
     tensors: tuple[TensorSpec, ...]
     side_files: tuple[Path, ...]
@@ -36,7 +36,7 @@ class Source:
     @property
     def known(self) -> Mapping[str, Any]:
         """What stages are told: config.json, and what it lacks."""
-        return {**self.config, **self.settled.fields}
+        return {**self.config, **self.settled}
 
 
 def read_source(loader: Loader) -> Source:
@@ -56,11 +56,12 @@ def read_source(loader: Loader) -> Source:
         # Where there is neither, it is some folder, and may be a whole disk to walk through.
         side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
-    model, more = None, Settled()
+    model: ModelConfig | None = None
+    more: Mapping[str, Any] = {}
     if config is not None:
         more = settled(config, tensors or ())
         before, problems[:] = list(problems), []
-        model = attempt(lambda: read_model_config({**config, **more.fields}))
+        model = attempt(lambda: read_model_config({**config, **more}))
         named = speaks_of_experts(tensors) if tensors is not None and model is not None and not model.experts else None
         if named is not None:
             problems.append(unannounced_experts(named))

@@ -96,7 +96,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     inputs = _inputs(bound, problems)
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
-        source.files, tuple(left_out), problems.lines(), inputs, (), source.settled.notes,
+        source.files, tuple(left_out), problems.lines(), inputs, (), source.settled,
     )  # fmt: skip
     folder = recipe.writer.folder()
     if folder is None:
