@@ -183,6 +183,10 @@ def _read(name: str) -> Architecture:
     return Architecture.model_validate(YAML(typ="safe").load(_files()[name]))
 
 
-def gate_up_of(model_type: str) -> Literal["halves", "interleaved"] | None:
-    """How the family of ``model_type`` fuses gate and up; None for a ``model_type`` of no architecture file."""
-    return next((a.fused.gate_up for a in architectures_of(model_type) if a.fused), None)
+def gate_up_of(model_type: str, name: str) -> Literal["halves", "interleaved"] | None:
+    """How the family of ``model_type`` fuses gate and up in a tensor of that canonical ``name``: as the file says that
+    has the name, or as all files of the family do; None for a ``model_type`` of no architecture file."""
+    fused = [a.fused for a in architectures_of(model_type) if a.fused]
+    named = [f for f in fused if f.pattern.fullmatch(name)]
+    said = {f.gate_up for f in named or fused}
+    return said.pop() if len(said) == 1 else None
