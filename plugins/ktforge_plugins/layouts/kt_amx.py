@@ -36,7 +36,8 @@ from ktforge.contract.stages import Fused, PlanKey, alike
 from ktforge.contract.tensors import F32, PROJECTIONS
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import read_model_config
-from ktforge.model.units import canonical, expert_unit
+from ktforge.model.names import canonical
+from ktforge.model.units import expert_unit
 from ktforge_plugins.quantize.integer import IntegerQuantizer, kt_method, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
@@ -190,7 +191,9 @@ class KtAmx(Layout):
         if self.non_experts == "keep":
             return tensor.name
         name = canonical(tensor.name)
-        return name.replace("model.layers.", "blk.", 1).removeprefix("model.")
+        if name.startswith("model.layers."):  # the language model's own layers, not those of a vision tower
+            return "blk." + name.removeprefix("model.layers.")
+        return name.removeprefix("model.")
 
     def original(self, name: str) -> str:
         if self.non_experts != "rename":
