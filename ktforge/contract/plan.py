@@ -297,7 +297,7 @@ class Plan:
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """The quantizers' methods, such as absmax-int4/1."""
+        """The quantizers' methods, such as absmax-int4/2."""
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
 
     def peak_memory(self, workers: int, limit: int | None = None) -> int:

@@ -43,7 +43,7 @@ def command(
         typer.Option(
             "--quant-method",
             metavar="NAME",
-            help="int4, int8, rawint4 (int4 in groups of 32), or what a plugin offers.",
+            help="int4, int8, rawint4 (int4 in groups of 32, codes -7 to 7), or what a plugin offers.",
         ),
     ],
     input_type: Annotated[
