@@ -159,6 +159,7 @@ def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
     """A gap would make the runtime drop the rest of a layer in silence, so each is a refusal."""
     problems = units.problems
     present: defaultdict[int, set[int]] = defaultdict(set)
+    gated = any(role.startswith("gate") for unit in units.experts for role in unit.tensors)
     for unit in units.experts:
         assert unit.layer is not None
         if unit.fused:
@@ -171,7 +172,13 @@ def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
             assert unit.expert is not None
             present[unit.layer].add(unit.expert)
         missing = missing_projections(tuple(unit.tensors), unit.fused)
-        if missing:
+        if missing == ("gate",) and not gated:
+            problems.add(
+                "has up and down but no gate projection, as all experts here: kt-amx and the other layouts hold "
+                "experts with all three, so a family such as Nemotron-H cannot be converted",
+                unit.name,
+            )
+        elif missing:
             problems.add(f"has no {' and no '.join(missing)} projection", unit.name)
     for layer in sorted(model.moe_layers - present.keys()):
         problems.add(f"layer {layer}: config.json announces {model.experts} experts here, the checkpoint has none")

@@ -133,3 +133,28 @@ def test_a_vision_tower_keeps_the_name_of_its_layers(tmp_path):
     ).run()
     names = checkpoints.load_output(tmp_path / "out").keys()
     assert {"vision_model.layers.5.x.weight", "vision_model.layers.5.y.weight", "norm.weight"} <= names
+
+
+def test_experts_without_gates_are_refused_for_that():
+    data = {n.replace("model.", "backbone.").replace(".mlp.", ".mixer."): a for n, a in checkpoints.tensors().items()}
+    data = {n: a for n, a in data.items() if ".gate_proj." not in n}
+    (problem,) = planned(data, config(model_type="nemotron_h")).problems
+    assert problem.startswith("backbone.layers.0.mixer.experts.0 (and 7 more): has up and down but no gate projection")
+
+
+@pytest.mark.parametrize("size", [[SIZE, SIZE], [SIZE]])
+def test_a_list_of_equal_numbers_is_that_number(size):
+    plan = planned(checkpoints.tensors(), config(moe_intermediate_size=size))
+    assert plan.problems == () and plan.model.expert_size == SIZE
+
+
+def test_a_wrapper_in_a_wrapper():
+    data = {f"thinker.{n}": a for n, a in checkpoints.tensors().items()}
+    said = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": config()}}
+    plan = planned(data, said)
+    assert plan.problems == () and plan.expert_units == LAYERS * EXPERTS
+
+
+def test_layers_with_experts_that_are_chosen_by_hash():
+    plan = planned(checkpoints.tensors(), config(mlp_layer_types=["hash_moe", "sparse"]))
+    assert plan.problems == ()
