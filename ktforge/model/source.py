@@ -12,21 +12,32 @@ from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import Loader
 from ktforge.contract.tensors import SourceFile, TensorSpec
 from ktforge.errors import CheckpointError
+from ktforge.model.adapters import unmerged
 from ktforge.model.config import read_model_config
-from ktforge.model.guess import tensor_problems, unannounced_experts
+from ktforge.model.guess import tensor_problems
+from ktforge.model.settle import settled, speaks_of_experts, unannounced_experts
 
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint as headers and config.json describe it."""
+    """A checkpoint as headers and config.json describe it.
+
+    ``settled`` are fields that config.json lacks and the tensors tell.
+    """
 
     config: Mapping[str, Any]
+    settled: Mapping[str, Any]
     model: ModelConfig
     tensors: tuple[TensorSpec, ...]
     side_files: tuple[Path, ...]
     files: tuple[SourceFile, ...]
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """What stages are told: config.json, and what it lacks."""
+        return {**self.config, **self.settled}
 
 
 def read_source(loader: Loader) -> Source:
@@ -42,20 +53,28 @@ def read_source(loader: Loader) -> Source:
 
     with blame(loader, "its checkpoint"):
         config = attempt(loader.config)
-        model = attempt(lambda: read_model_config(config)) if config is not None else None
         tensors = attempt(lambda: _scanned(loader))
         # Where there is neither, it is some folder, and may be a whole disk to walk through.
         side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
-    if tensors is not None and config is not None:
-        if model is None:
-            problems += tensor_problems(config, tensors)
-        elif unannounced := unannounced_experts(model, tensors):
-            problems += [unannounced, *tensor_problems(config, tensors)]
+    if tensors is not None and (adapter := unmerged(tensors)):
+        raise CheckpointError(*problems, adapter)
+    model: ModelConfig | None = None
+    more: Mapping[str, Any] = {}
+    if config is not None:
+        more = settled(config, tensors or ())
+        before, problems[:] = list(problems), []
+        model = attempt(lambda: read_model_config({**config, **more}))
+        named = speaks_of_experts(tensors) if tensors is not None and model is not None and not model.experts else None
+        if named is not None:
+            problems.append(unannounced_experts(named))
             model = None
+        problems += before
+        if model is None and tensors is not None:
+            problems += tensor_problems(config, tensors)
     if config is None or model is None or tensors is None or side_files is None or files is None:
         raise CheckpointError(*problems)
-    return Source(config, model, tensors, side_files, files)
+    return Source(config, more, model, tensors, side_files, files)
 
 
 def _scanned(loader: Loader) -> tuple[TensorSpec, ...]:

@@ -16,6 +16,7 @@ import pluggy
 
 from ktforge import native
 from ktforge.contract.checks import blame, delivered, delivered_parts, preprocessed
+from ktforge.contract.finite import check_finite
 from ktforge.contract.pending import LazyTensors, pending
 from ktforge.contract.plan import Plan, PlannedUnit, Sink
 from ktforge.contract.stages import Fused, Layout, Loader, Result
@@ -78,7 +79,8 @@ def execute(
             progress.begin(share)
             source = share.planned.source
             try:
-                _run_unit(plan, share, WatchedSink(sink, watch, source), crew)
+                with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+                    _run_unit(plan, share, WatchedSink(sink, watch, source), crew)
             finally:
                 _release(plan.pipeline.loader, source)
             seconds = progress.end(share)
@@ -158,7 +160,18 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
                 continue
             crew.buffers.clear()
             for role, tensor in (result.renamed or {}).items():
-                _write(plan, sink, tensor, unit.tensors[role], share.row)
+                data = unit.tensors[role]
+                made = result.unit.tensors[role]
+                if pipeline.preprocess and _is_converted(share.unit.source, role, made):
+                    file = made.file or next(iter(planned.source.tensors.values())).file
+                    check_finite(made._replace(file=file), data, share.row or 0)
+                _write(plan, sink, tensor, data, share.row)
+
+
+def _is_converted(source: UnitSpec, role: str, made: TensorSpec) -> bool:
+    """Whether preprocessors answer for a tensor: all of an expert, and what they made. What they leave as it was may be
+    no weight, and have infinity for a value."""
+    return source.is_expert or source.fused or source.tensors.get(role) != made
 
 
 def _narrowed(unit: Unit, spec: UnitSpec) -> Unit:

@@ -36,7 +36,8 @@ from ktforge.contract.stages import Fused, PlanKey, alike
 from ktforge.contract.tensors import F32, PROJECTIONS
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import read_model_config
-from ktforge.model.units import canonical, expert_unit
+from ktforge.model.names import canonical
+from ktforge.model.units import expert_unit
 from ktforge_plugins.quantize.integer import IntegerQuantizer, kt_method, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
@@ -112,6 +113,21 @@ class KtAmx(Layout):
         if len(bits) > 1:
             yield f"rules ask for experts of {' and '.join(map(str, bits))} bits, but {self.name} has one precision"
 
+    def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
+        """Says what the folder is, so that no loader of ordinary checkpoints takes it for one.
+
+        A ``quantization_config`` without ``quant_method`` is what transformers refuses; of a method that it does not
+        know it only warns, and fills the experts that it cannot find with random numbers. ``amx_quantization`` is what
+        KTransformers' own converter writes, and its command line shows; its engine reads the original's config.json.
+        """
+        packed = next((r.packed for r in results if r.packed is not None), None)
+        if not config or packed is None:
+            return config
+        said = {"format": packed.format, "read_by": "KTransformers as --kt-weight-path, beside the original checkpoint"}
+        method = packed.format.removeprefix("kt-amx-").partition("/")[0]
+        amx = {"converted": True, "method": method, "numa_count": self.threadpool_count}
+        return {**config, "quantization_config": said, "amx_quantization": amx}
+
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         for part, quantised in zip(unit.spec.parts, unit.parts, strict=True):
             stem = self._stem(unit.spec.unit, part)
@@ -175,7 +191,9 @@ class KtAmx(Layout):
         if self.non_experts == "keep":
             return tensor.name
         name = canonical(tensor.name)
-        return name.replace("model.layers.", "blk.", 1).removeprefix("model.")
+        if name.startswith("model.layers."):  # the language model's own layers, not those of a vision tower
+            return "blk." + name.removeprefix("model.layers.")
+        return name.removeprefix("model.")
 
     def original(self, name: str) -> str:
         if self.non_experts != "rename":
