@@ -1,5 +1,6 @@
 """The documentation against the code: nothing is undocumented, no page is unreachable, no command in it is made up."""
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -10,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 from typer.main import get_command
 
+import ktforge
 from ktforge import Pipeline, Registry
 from ktforge.cli import app
 from ktforge.contract import hooks
@@ -84,6 +86,36 @@ def test_every_hook_and_method_is_in_the_reference():
         for name, member in vars(stage).items():
             if callable(member) and not name.startswith("_"):
                 assert member.__doc__ and f"#### {name}\n" in text, (stage, name)
+
+
+def imported_by_plugins():
+    """Module and name of everything that a built-in plugin imports from the packages that are open to plugins."""
+    open_to_plugins = GENERATOR.importable()
+    packages = tuple(f"ktforge.{package}" for package in GENERATOR.PACKAGES)
+    for path in sorted((ROOT / "plugins").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (
+                node.module in open_to_plugins or node.module.startswith(packages)
+            ):
+                for alias in node.names:
+                    module = f"{node.module}.{alias.name}"
+                    yield (module, "") if module in open_to_plugins else (node.module, alias.name)
+
+
+def test_every_name_that_a_plugin_imports_is_in_the_reference():
+    page = section(GENERATED["reference/contract.md"], "## What else a plugin may import")
+    found = set(imported_by_plugins())
+    assert {("ktforge.contract.tensors", "BF16"), ("ktforge_plugins.quantize.integer", "IntegerQuantizer")} <= found
+    for module, name in found:
+        text = section(page, f"### {module}")
+        says = re.search(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+        assert not name or (says and says[1]) or name in ktforge.__all__, f"{module}.{name} says nothing"
+
+
+def test_the_packages_that_are_open_to_plugins_are_those_of_the_house():
+    text = (DOCS / "architecture.md").read_text()
+    (said,) = re.findall(r"They import (.*?), and nothing from planning upward", text)
+    assert set(re.findall(r"`(\w+)`", said)) == {"ktforge", "testing", *GENERATOR.PACKAGES}
 
 
 def test_every_builtin_stage_is_in_the_readme():
