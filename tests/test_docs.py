@@ -12,11 +12,11 @@ from ruamel.yaml import YAML
 from typer.main import get_command
 
 import ktforge
-from ktforge import Pipeline, Registry
+from ktforge import Pipeline, Registry, Stage, testing
 from ktforge.cli import app
 from ktforge.contract import hooks
 from ktforge.contract.plan import STAGES, Runtime
-from ktforge.skeleton import FILES
+from ktforge.skeleton import FILES, KINDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -173,7 +173,17 @@ def test_a_readme_says_how_to_add_one_more(folder):
             assert any((base / file).exists() for base in bases) or [*(ROOT / folder).rglob(file)], file
 
 
-def test_the_plugin_page_includes_the_example_itself():
-    included = re.findall(r'^--8<-- "(.*)"$', (DOCS / "write-a-plugin.md").read_text(), re.MULTILINE)
-    assert included == [f"tests/example_plugin/{f}" for f in FILES if f != "README.md"]
+def test_the_plugin_page_includes_the_examples_themselves():
+    page = (DOCS / "write-a-plugin.md").read_text()
+    included = re.findall(r'^ *--8<-- "(.*)"$', page, re.MULTILINE)
+    whole = [f"tests/example_plugin/{f}" for f in FILES if f != "README.md"]
+    modules = [f"tests/example_plugins/{kind}/ktforge_example.py" for kind in KINDS]
+    assert sorted(included) == sorted([*whole, *modules])
     assert all((ROOT / path).is_file() for path in included)
+    assert [f"`{kind}`" in page and f"`--kind {kind}`" in page for kind in KINDS] == [True] * len(KINDS)
+
+
+def test_the_plugin_page_names_every_check_and_every_method_of_all_stages():
+    page = (DOCS / "write-a-plugin.md").read_text()
+    assert [name for name in testing.__all__ if name != "dequantised" and f"`{name}" not in page] == []
+    assert [n for n, m in vars(Stage).items() if inspect.isfunction(m) and n[0] != "_" and f"`{n}(" not in page] == []
