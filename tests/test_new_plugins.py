@@ -84,7 +84,7 @@ def test_a_pipeline_runs_with_all_of_them(environment, tmp_path):
             assert np.abs(back - weight).max() <= np.abs(weight).max() * (1 / 254 + 1 / 512)
         else:
             assert np.array_equal(made[name].astype(np.float32), weight)
-    rows = list(csv.reader(log.open()))
+    rows = list(csv.reader(log.read_text().splitlines()))
     assert [rows[0][0], rows[-1][0]] == ["begun", "finished"]
     assert "model.layers.1.mlp.experts.3" in {row[1] for row in rows if row[0] == "written"}
 

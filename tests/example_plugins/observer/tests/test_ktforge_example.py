@@ -18,7 +18,7 @@ class FullDisk(MemoryWriter):
 def rows(tmp_path, monkeypatch):
     """What a function that reads the file gives."""
     monkeypatch.setenv(ktforge_example.VARIABLE, str(tmp_path / "units.csv"))
-    return lambda: list(csv.reader((tmp_path / "units.csv").open()))
+    return lambda: list(csv.reader((tmp_path / "units.csv").read_text().splitlines()))
 
 
 def run(writer):
