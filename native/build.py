@@ -1,34 +1,36 @@
 """Builds the C library as the cffi API-mode extension ``ktforge._native``.
 
-cffi gives every source of an extension the same flags; :class:`BuildExt` adds those of its folder to each file, so
-that only the code which runs after a CPU check may use that CPU's instructions.
+cffi gives every source of an extension the same flags; :class:`BuildExt` takes those that the target can run and adds
+the flags of its folder to each, so that only the code which runs after a CPU check may use that CPU's instructions.
 """
 
 from __future__ import annotations
 
-import platform
+import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from cffi import FFI
+from setuptools import Extension
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import PlatformError
 
 HERE = Path(__file__).parent
+#: Says what a compiler makes code for.
+TARGET = HERE / "src" / "target.h"
 COMMON_FLAGS = ["-O3", "-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
 ISA_FLAGS = {
     "scalar": [],
     "avx2": ["-mavx2", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"],
+    "neon": [],
 }
-X86 = {"avx2", "avx512"}
-#: The instruction-set folders beside ``scalar`` for each machine, by platform's name of it.
-FOLDERS = {"x86_64": X86, "AMD64": X86, "aarch64": {"neon"}, "arm64": {"neon"}}
 
 
-def sources() -> list[str]:
-    """Paths of the C files for this machine, relative to the project, as setuptools wants them."""
-    folders = {"src", "scalar"} | FOLDERS.get(platform.machine(), set())
-    found = sorted(p for p in (HERE / "src").rglob("*.c") if p.parent.name in folders)
-    return [p.relative_to(HERE.parent).as_posix() for p in found]
+def in_project(paths: Sequence[Path]) -> list[str]:
+    """Paths as setuptools wants them."""
+    return [p.relative_to(HERE.parent).as_posix() for p in sorted(paths)]
 
 
 ffi = FFI()
@@ -36,16 +38,41 @@ ffi.cdef((HERE / "include" / "ktq_api.h").read_text())
 ffi.set_source(
     "ktforge._native",
     '#include <stddef.h>\n#include <stdint.h>\n#include "ktq_api.h"',
-    sources=sources(),
-    include_dirs=[(HERE / "include").relative_to(HERE.parent).as_posix()],
-    depends=[p.relative_to(HERE.parent).as_posix() for p in sorted(HERE.rglob("*.h"))],
+    sources=in_project([*HERE.glob("src/**/*.c")]),  # of every target, since a source distribution is for all of them
+    libraries=["m"],
+    include_dirs=in_project([HERE / "include"]),
+    depends=in_project([*HERE.glob("**/*.h")]),
 )
 
 
-class BuildExt(build_ext):
-    """Compiles each file with the common flags and those of its ISA folder."""
+def isa_folders(compiler: Sequence[str]) -> set[str]:
+    """The folders of instruction sets that the code of a compiler's command can use. Raises PlatformError with a
+    sentence if that is not supported."""
+    if compiler.count("-arch") > 1:
+        raise PlatformError(
+            "ktforge is built for one architecture at a time, since each has instructions of its own: "
+            'ARCHFLAGS="-arch $(uname -m)" pip install …'
+        )
+    try:
+        done = subprocess.run([*compiler, "-E", "-dM", TARGET], capture_output=True, text=True)
+    except OSError as error:
+        raise PlatformError(f"ktforge needs GCC or Clang: {compiler[0]}: {error.strerror}") from error
+    if done.returncode:
+        refused = re.search(r'#error "(.*)"', done.stderr)
+        raise PlatformError(refused[1] if refused else f"ktforge needs GCC or Clang: {done.stderr.strip()[-500:]}")
+    named = re.search(r"^#define KTQ_FOLDERS\b(.*)$", done.stdout, re.MULTILINE)
+    assert named, done.stdout
+    return {"scalar", *named[1].split()}
 
-    def build_extension(self, ext) -> None:
+
+class BuildExt(build_ext):
+    """Compiles what the target can run, each file with the common flags and those of its folder."""
+
+    def build_extension(self, ext: Extension) -> None:
+        if self.compiler.compiler_type != "unix":
+            raise PlatformError("ktforge is for Linux and macOS, with GCC or Clang: on Windows, use it within WSL")
+        others = ISA_FLAGS.keys() - isa_folders(self.compiler.compiler_so)
+        ext.sources = [s for s in ext.sources if Path(s).parent.name not in others]
         compile_one = self.compiler._compile
 
         def compile_with_flags(obj, src, suffix, cc_args, extra_postargs, pp_opts):

@@ -172,8 +172,8 @@ OUTPUTS = {
     "kt-amx of others": _output(Int8(), KtAmx(threadpool_count=4), manifest=False),
     "kt files": _output(Int8(), KtAmx(threadpool_count=1), KtFolderWriter),
     "kt files of others": _output(Int4(), KtAmx(), KtFolderWriter, manifest=False),
-    "rawint4": _output(Int4(group_size=32), CompressedTensors()),
-    "rawint4 of others": _output(Int4(group_size=32), CompressedTensors(), manifest=False),
+    "rawint4": _output(Int4(group_size=32, narrow_range=True), CompressedTensors()),
+    "rawint4 of others": _output(Int4(group_size=32, narrow_range=True), CompressedTensors(), manifest=False),
     "int-quantized": _output(Int8(), CompressedTensors(format="int-quantized")),
     "dense": _output(Int4(group_size=32), CompressedTensors(), source=dense),
 }

@@ -10,16 +10,15 @@ def quantise(weight: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Codes int8 [n, k] and float32 scales [n] of a bf16 matrix."""
     w = weight.astype(np.float32)
     amax = np.abs(w).max(axis=1)
-    scale = amax / np.float32(127) if bits == 8 else (amax.astype(np.float64) / 112.0).astype(np.float32)
+    scale = amax * np.float32(1 / 127) if bits == 8 else (amax.astype(np.float64) / 112.0).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
         product = w * inverse[:, None]
     # An infinite inverse (rows below 2^-121) makes 0 * inf; the code of zero is zero.
-    codes = np.clip(np.rint(np.nan_to_num(product, nan=0.0, posinf=127, neginf=-128)), -128, 127).astype(np.int32)
+    codes = np.clip(np.rint(np.nan_to_num(product, nan=0.0, posinf=127, neginf=-127)), -127, 127).astype(np.int32)
     if bits == 4:
-        codes = np.minimum(np.sign(codes) * ((np.abs(codes) + 8) & 0xF0) // 16, 7)
-    minus_zero = (weight.view(np.uint16) == 0x8000).all(axis=1)
-    return codes.astype(np.int8), np.where(minus_zero, np.float32(-0.0), scale)
+        codes = np.sign(codes) * np.minimum((np.abs(codes) + 8) >> 4, 7)
+    return codes.astype(np.int8), scale
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -51,20 +50,26 @@ def packed_expert(layer: int, expert: int, weights: dict[str, np.ndarray], bits:
     return out
 
 
-def quantise_groups(weight: np.ndarray, bits: int, size: int, symmetric: bool, bf16_scales: bool = True):
+def quantise_groups(
+    weight: np.ndarray, bits: int, size: int, symmetric: bool, bf16_scales: bool = True, narrow: bool = False
+):
     """Codes int8 [n, k], float32 scales and int zeros [n, groups] of a bf16 matrix, by compressed-tensors' rule.
 
-    Symmetric: scale = amax / ((2^bits - 1) / 2). Asymmetric: scale = (max - min) / (2^bits - 1) over a range that
-    includes zero, and a zero point that puts min on the lowest code.
+    Symmetric: scale = amax / ((2^bits - 1) / 2); narrow: amax / (2^(bits - 1) - 1), and no lowest code.
+    Asymmetric: scale = (max - min) / (2^bits - 1) over a range that includes zero, and a zero point that puts min on
+    the lowest code.
     """
     n, k = weight.shape
     half = 1 << (bits - 1)
+    lowest = 1 - half if narrow else -half
     codes = np.empty((n, k), np.int8)
     scales, zeros = (np.zeros((n, -(-k // size)), dtype) for dtype in (np.float32, np.int8))
     for g, start in enumerate(range(0, k, size)):
         w = weight[:, start : start + size].astype(np.float64)
         low, high = w.min(axis=1), w.max(axis=1)
-        if symmetric:
+        if narrow:
+            scale = np.maximum(-low, high) / (half - 1)
+        elif symmetric:
             scale = 2 * np.maximum(-low, high) / (2 * half - 1)
         else:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
@@ -78,6 +83,6 @@ def quantise_groups(weight: np.ndarray, bits: int, size: int, symmetric: bool, b
             zero = np.where(scale != 0, np.clip(np.rint(-half - low / scale.astype(np.float64)), -half, half - 1), 0)
         zero = np.zeros(n) if symmetric else zero
         rounded = np.rint(np.clip(np.nan_to_num(product, nan=0.0), -512, 512))
-        codes[:, start : start + size] = np.clip(rounded + zero[:, None], -half, half - 1)
+        codes[:, start : start + size] = np.clip(rounded + zero[:, None], lowest, half - 1)
         scales[:, g], zeros[:, g] = scale, zero
     return codes, scales, zeros

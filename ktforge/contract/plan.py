@@ -6,7 +6,7 @@ import heapq
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -227,7 +227,7 @@ class Plan:
     ``config_json`` is the output's config.json, None if the source has none to give. ``left_out`` are the tensors of
     the source that are in no output, whole layers beyond the model's among them. ``inputs`` maps the files that decide
     what stages make to the xxh3-128 of their content, in hex; ``stale`` are glob patterns of weights that an earlier
-    output may have left.
+    output may have left. ``settled`` are fields that config.json lacks, as the tensors have them.
     """
 
     pipeline: Recipe
@@ -241,6 +241,12 @@ class Plan:
     problems: tuple[str, ...]
     inputs: Mapping[Path, str]
     stale: tuple[str, ...]
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the plan takes for granted, a sentence each."""
+        return [f"config.json has no {name}: the tensors say {value}" for name, value in self.settled.items()]
 
     def __repr__(self) -> str:
         """In one line: what it holds has a million."""
@@ -291,7 +297,7 @@ class Plan:
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """The quantizers' methods, such as absmax-int4/1."""
+        """The quantizers' methods, such as absmax-int4/2."""
         return tuple(sorted({r.quant.method for r in self.results if r.quant}))
 
     def peak_memory(self, workers: int, limit: int | None = None) -> int:

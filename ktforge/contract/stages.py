@@ -208,8 +208,9 @@ class Quantizer(Stage):
     """Turns an expert's weights into integer codes and scales."""
 
     stage: ClassVar[str] = "quantize"
-    #: Whether a kernel sees to it that codes fit their bits and scales are finite and not negative; then they are not
-    #: looked at again, which takes a tenth of the time of a fast one. Each class says so for itself.
+    #: Whether a kernel sees to it that codes fit their bits and scales are finite and not negative. Then they are not
+    #: looked at again, which takes 0.2 ns a weight: a hundredth of what numpy or torch take to quantise one, a tenth of
+    #: what a kernel takes. Each class says so for itself.
     trusted: ClassVar[bool] = False
 
     @abstractmethod

@@ -17,19 +17,21 @@ from ktforge.inspection.trials import Sample, samples_of
 from ktforge.model.config import quantization_config
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import ModelUnits, units_of
+from ktforge.readback.codes import LowestCodes, lowest_codes
 from ktforge.readback.loader import packed_loader
 from ktforge.readback.packed import Packed, made_from, read_manifest, stated_formats
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint as its headers and config.json describe it.
+    """A checkpoint as its headers and config.json describe it, and a sample of its codes.
 
     ``expert_storage`` and ``other_storage`` count tensors by parameter and dtype (``weight F8_E4M3``); packed experts
     count as their format. ``targets`` maps what can be made to the reasons why not; empty ones say that it can, once
     ``problems`` are mended. ``packed`` is the format of an output that a layout has packed, ``numa_nodes`` how many
     it was made for (None where that makes no difference), ``made_from`` the folder that ktforge made it from, and
-    ``replacement`` what an unfinished run would put in its place. Sizes are bytes.
+    ``replacement`` what an unfinished run would put in its place. ``lowest_codes`` is a look at the data of experts in
+    packed INT4, None if they are not. Sizes are bytes.
     """
 
     folder: str
@@ -45,6 +47,7 @@ class Inspection:
     numa_nodes: int | None
     made_from: str | None
     replacement: str | None
+    lowest_codes: LowestCodes | None
     expert_storage: Mapping[str, int]
     other_storage: Mapping[str, int]
     expert_bytes: int
@@ -79,6 +82,7 @@ def _of_ordinary(look: Look) -> Inspection:
         packed=", ".join(stated_formats(manifest)) or None,
         numa_nodes=None,
         made_from=made_from(manifest),
+        lowest_codes=lowest_codes(look.loader, look.source.model, units.experts),
         expert_storage=_storage(look.samples.units, experts=True),
         other_storage=_storage(look.samples.units, experts=False),
         expert_bytes=sum(u.nbytes * count for u, count in look.samples.units if _has_experts(u)),
@@ -109,6 +113,7 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         packed=form,
         numa_nodes=nodes,
         made_from=packed.made_from,
+        lowest_codes=None,
         expert_storage={form: len(units.experts)},
         other_storage=_storage(samples_of(units.others), experts=False),
         expert_bytes=total_bytes(look.source.tensors) - others,

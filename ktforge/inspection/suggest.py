@@ -91,9 +91,13 @@ def _candidates(look: Look, seen: Inspection) -> Iterator[tuple[Pipeline, Lines]
 
 
 def _line(preset: Preset, key: Literal["quantize", "layout"], stage: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{option}: {value}" for option, value in stage.items())
+    options = ", ".join(f"{option}: {_scalar(value)}" for option, value in stage.items())
     note = preset.notes.get(key)
     return f"{key}: {{{options}}}" + (f"  # {note}" if note else "")
+
+
+def _scalar(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refused(look: Look, pipeline: Pipeline) -> bool:

@@ -39,7 +39,7 @@ class Samples:
     @classmethod
     def of(cls, source: Source, units: ModelUnits, asked: Recipe) -> Samples:
         """Samples of a source's units, one of those that the preprocessors of ``asked`` do not tell apart."""
-        keys = plan_keys(asked.bound(source.config).preprocess) or []
+        keys = plan_keys(asked.bound(source.known).preprocess) or []
         extra = ModelUnits(extra=units.extra)
         check_extra(extra, source.model, source.config)
         own = samples_of([*units.others, *units.experts], keys)
@@ -61,14 +61,14 @@ class Samples:
 
     def _refusals(self, pipeline: Recipe, samples: Sequence[Sample]) -> tuple[str, ...]:
         problems = Problems()
-        bound = pipeline.bound(self.source.config)
+        bound = pipeline.bound(self.source.known)
         planned = self._planned(bound, samples, problems)
         edited_config(bound, self.source.config, list(results_of(planned)), problems)
         return problems.lines()
 
     def changed_by(self, pipeline: Recipe) -> bool:
         """Whether the pipeline's preprocessors make something else of any unit."""
-        planned = self._planned(pipeline.bound(self.source.config), self.units, Problems())
+        planned = self._planned(pipeline.bound(self.source.known), self.units, Problems())
         return any(unit.steps and unit.steps[-1] != (unit.source,) for unit in planned)
 
     def _planned(self, bound: Recipe, samples: Sequence[Sample], problems: Problems) -> list[PlannedUnit]:

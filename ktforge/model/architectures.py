@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Literal
@@ -128,6 +128,49 @@ def likely_architectures(model_type: str) -> Iterator[Architecture]:
     yield from (architecture for architecture in map(_read, _files()) if architecture not in first)
 
 
+def chosen_architecture(model_type: str, names: Sequence[str]) -> Architecture | None:
+    """The one whose patterns match any of ``names``, which come without a wrapper; those of the ``model_type`` first,
+    and where none does, one made of the names; None if they name no experts that it could be made of."""
+    for architecture in likely_architectures(model_type):
+        if architecture.knows(names):
+            return architecture
+    return next((made for name in names if "expert" in name and (made := _made_of(name)) is not None), None)
+
+
+#: An expert's tensor, or a fused one, of a family that no file knows.
+_ALONE = re.compile(
+    rf"(?P<before>[\w.]*?\blayers\.){NUMBER}(?P<within>\.(?:\w+\.)*?(?:local_|routed_)?experts\.){NUMBER}\."
+    r"(?P<projection>\w+)\.\w+"
+)
+_FUSED = re.compile(
+    rf"(?P<before>[\w.]*?\blayers\.){NUMBER}(?P<within>\.(?:\w+\.)*?(?:local_|routed_)?experts\.)"
+    r"(?P<projection>(?:gate_up|gate|up|down)_proj)(?:[._]\w+)?"
+)
+#: What projections are called; where all three have a name of one letter and a number, the third goes up.
+_WORDS = (
+    {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+    {"gate": "w1", "up": "w3", "down": "w2"},
+    {"gate": "gate", "up": "up", "down": "down"},
+)
+
+
+def _made_of(name: str) -> Architecture | None:
+    """An architecture for names such as ``name``, as far as its words leave no doubt."""
+    if match := _ALONE.fullmatch(name):
+        words = next((w for w in _WORDS if match["projection"] in w.values()), None)
+        template = f"{match['before']}{{layer}}{match['within']}{{expert}}.{{projection}}.{{parameter}}"
+        return Architecture(model_types=(), experts=_with_model(template), projections=words) if words else None
+    if match := _FUSED.fullmatch(name):
+        together = {"gate_up": "gate_up_proj", **_WORDS[0]}
+        template = f"{match['before']}{{layer}}{match['within']}{{projection}}"
+        return Architecture(model_types=(), fused=Fused(experts=_with_model(template), projections=together))
+    return None
+
+
+def _with_model(template: str) -> str:
+    return f"model.{template}" if template.startswith("layers.") else template
+
+
 @cache
 def _files() -> dict[str, str]:
     folder = files("ktforge") / "data" / "architectures"
@@ -140,6 +183,10 @@ def _read(name: str) -> Architecture:
     return Architecture.model_validate(YAML(typ="safe").load(_files()[name]))
 
 
-def gate_up_of(model_type: str) -> Literal["halves", "interleaved"] | None:
-    """How the family of ``model_type`` fuses gate and up; None for a ``model_type`` of no architecture file."""
-    return next((a.fused.gate_up for a in architectures_of(model_type) if a.fused), None)
+def gate_up_of(model_type: str, name: str) -> Literal["halves", "interleaved"] | None:
+    """How the family of ``model_type`` fuses gate and up in a tensor of that canonical ``name``: as the file says that
+    has the name, or as all files of the family do; None for a ``model_type`` of no architecture file."""
+    fused = [a.fused for a in architectures_of(model_type) if a.fused]
+    named = [f for f in fused if f.pattern.fullmatch(name)]
+    said = {f.gate_up for f in named or fused}
+    return said.pop() if len(said) == 1 else None

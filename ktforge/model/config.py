@@ -3,19 +3,32 @@ of the names in use it says it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ktforge.contract.plan import ModelConfig
 from ktforge.errors import CheckpointError
 
-#: Names in use, from the config classes of transformers 5 and the model repositories themselves.
-EXPERT_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-EXPERT_SIZE = ("moe_intermediate_size", "intermediate_size")  # the second where all layers are of experts
-HIDDEN_SIZE = ("hidden_size",)
-LAYER_COUNT = ("num_hidden_layers",)
-#: Where multimodal wrappers keep the language model's part.
-NESTED = ("text_config", "language_config", "llm_config")
+#: Names in use, from the config classes of transformers 5, the model repositories themselves and Mistral's params.json.
+EXPERT_COUNT = (
+    "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "moe_num_primary_experts",
+    "num_routed_experts", "num_moe_experts",
+)  # fmt: skip
+#: The last is the experts' where all layers are of experts.
+EXPERT_SIZE = (
+    "moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_hidden_dim",
+    "moe_intermediate_dim", "intermediate_size",
+)  # fmt: skip
+HIDDEN_SIZE = ("hidden_size", "d_model", "dim", "n_embd")
+LAYER_COUNT = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+#: Where multimodal wrappers keep the language model's part, one inside the other too (Qwen3-Omni).
+NESTED = ("thinker_config", "text_config", "language_config", "llm_config", "moe")
+#: Fields that say which layers have experts; see :func:`_is_moe_layer`.
+LAYER_RULES = (
+    "mlp_layer_types", "layers_block_type", "moe_layers", "moe_layers_enum", "moe_layer_freq", "moe_layer_frequency",
+    "first_k_dense_replace", "moe_layer_start_index", "moe_layer_end_index", "num_dense_layers", "mlp_only_layers",
+    "expert_layer_period", "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval",
+)  # fmt: skip
 #: No model has a million of anything counted here; a larger number is a broken file.
 LIMIT = 1_000_000
 #: The same for experts of a layer and for layers: 100 times what the largest models have.
@@ -24,12 +37,38 @@ COUNT_LIMIT = 50_000
 LISTS = ("mlp_only_layers", "moe_layers")
 
 
+def levels(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """config.json and what wrappers keep inside it, the language model's own part last."""
+    yield config
+    for key in NESTED:
+        if isinstance(inner := config.get(key), Mapping):
+            yield from levels(inner)
+
+
+def edit_levels(config: Mapping[str, Any], edit: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+    """``config`` with each of its :func:`levels` as ``edit`` makes it."""
+    edited = edit(config)
+    return {k: edit_levels(v, edit) if k in NESTED and isinstance(v, Mapping) else v for k, v in edited.items()}
+
+
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What all levels say, the inner ones first; fields that are null say nothing.
+
+    A list of equal numbers is that number, as Hunyuan writes one a layer.
+    """
+    fields: dict[str, Any] = {}
+    for level in levels(config):
+        fields.update({k: v for k, v in level.items() if v is not None})
+    for key in (*EXPERT_COUNT, *EXPERT_SIZE):
+        value = fields.get(key)
+        if isinstance(value, list) and value and all(type(n) is int and n == value[0] for n in value):
+            fields[key] = value[0]
+    return fields
+
+
 def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
     """Reads a parsed config.json. Raises CheckpointError with every field that is missing or makes no sense."""
-    fields = dict(config)
-    for key in NESTED:
-        if isinstance(config.get(key), Mapping):
-            fields.update({k: v for k, v in config[key].items() if v is not None})
+    fields = fields_of(config)
     for key in LISTS:
         if isinstance(fields.get(key), list):  # looked up once a layer, so a long list must not be searched each time
             fields[key] = frozenset(n for n in fields[key] if isinstance(n, int))
@@ -46,7 +85,10 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
                 "config.json: " + " but ".join(f"{n} is {v}" for n, v in found.items()) + ": remove the wrong one"
             )
         if not found and required:
-            problems.append(f"config.json has no {' or '.join(names)}")
+            problems.append(
+                f"config.json has no {names[0]}, nor one of its other names ({', '.join(names[1:])}), and the tensors "
+                f'do not tell: add "{names[0]}" to config.json'
+            )
         return next(iter(found.values()), 0)
 
     experts = number(EXPERT_COUNT, required=False, agree=True, limit=COUNT_LIMIT)
@@ -65,8 +107,8 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
 def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
     """Whether a layer has experts, by the rules of the model classes in transformers.
 
-    ``mlp_layer_types`` (GLM-5), ``moe_layers`` (Llama 4) and ``moe_layers_enum`` (Step 3.5, "4,5,6") list them;
-    ``moe_layer_freq`` as a list (MiMo) too.
+    ``mlp_layer_types`` (GLM-5, DeepSeek-V4), ``moe_layers`` (Llama 4) and ``moe_layers_enum`` (Step 3.5, "4,5,6") list
+    them; ``moe_layer_freq`` as a list (MiMo) too, and ``layers_block_type`` (Nemotron-H).
     Otherwise ``first_k_dense_replace`` and ``moe_layer_freq`` (DeepSeek, GLM-4.5), ``mlp_only_layers`` and
     ``decoder_sparse_step`` (Qwen), ``interleave_moe_layer_step`` (Llama 4), ``moe_layer_start_index``,
     ``moe_layer_end_index`` and ``moe_layer_interval`` (ERNIE 4.5), ``num_dense_layers`` (LFM2),
@@ -77,9 +119,13 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
         value = fields.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
-    types, listed, freq = (fields.get(n) for n in ("mlp_layer_types", "moe_layers", "moe_layer_freq"))
+    types, listed = fields.get("mlp_layer_types"), fields.get("moe_layers")
+    freq = fields.get("moe_layer_freq", fields.get("moe_layer_frequency"))
     if isinstance(types, list):
-        return layer < len(types) and types[layer] == "sparse"
+        return layer < len(types) and types[layer] != "dense"  # "sparse", "hash_moe" (DeepSeek-V4)
+    blocks = fields.get("layers_block_type")
+    if isinstance(blocks, list) and "moe" in blocks:
+        return layer < len(blocks) and blocks[layer] == "moe"
     if isinstance(listed, frozenset):
         return layer in listed
     numbers = fields.get("moe_layers_enum")
@@ -96,7 +142,7 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
     dense = fields.get("mlp_only_layers")
     if isinstance(dense, frozenset) and layer in dense:
         return False
-    if layer % max(1, count("moe_layer_freq", 1)):
+    if layer % max(1, freq if type(freq) is int else 1):
         return False
     if "expert_layer_period" in fields:
         return layer % max(1, count("expert_layer_period", 1)) == count("expert_layer_offset", 0)
@@ -114,20 +160,15 @@ KEYS = ("quantization_config", "compression_config")
 
 
 def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """quantization_config (or compression_config), at the top or in text_config; empty if there is none."""
-    for level in (config, *(config.get(key) for key in NESTED)):
-        if isinstance(level, Mapping):
-            for key in KEYS:
-                if isinstance(level.get(key), Mapping):
-                    return level[key]
+    """quantization_config (or compression_config), at the top or inside; empty if there is none."""
+    for level in levels(config):
+        for key in KEYS:
+            if isinstance(level.get(key), Mapping):
+                return level[key]
     return {}
 
 
 def without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """config.json for a checkpoint whose weights are all plain."""
     gone = (*KEYS, "expert_dtype", "amx_quantization")
-    edited = {k: v for k, v in config.items() if k not in gone}
-    for key in NESTED:
-        if isinstance(edited.get(key), Mapping):
-            edited[key] = {k: v for k, v in edited[key].items() if k not in gone}
-    return edited
+    return edit_levels(config, lambda level: {k: v for k, v in level.items() if k not in gone})

@@ -9,8 +9,9 @@ from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import TensorSpec
 from ktforge.errors import CheckpointError
 from ktforge.model.architectures import architectures
-from ktforge.model.config import COUNT_LIMIT, EXPERT_COUNT, NESTED, read_model_config
-from ktforge.model.units import canonical, units_of
+from ktforge.model.config import COUNT_LIMIT, EXPERT_COUNT, NESTED, fields_of, read_model_config
+from ktforge.model.names import canonical
+from ktforge.model.units import units_of
 
 
 def tensor_problems(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) -> tuple[str, ...]:
@@ -33,20 +34,6 @@ def tensor_problems(config: Mapping[str, Any], tensors: Sequence[TensorSpec]) ->
     return lines if announced else tuple(p.replace("config.json announces", "the names speak of") for p in lines)
 
 
-def unannounced_experts(model: ModelConfig, tensors: Sequence[TensorSpec]) -> str | None:
-    """What to say of a checkpoint that has experts while its config.json has none; None for every other."""
-    if model.experts:
-        return None
-    names = (s.name for s in tensors if "expert" in s.name or ".moe." in s.name)
-    name = next((n for n in names if any(a.knows([canonical(n)]) for a in architectures())), None)
-    if name is None:
-        return None
-    return (
-        f"config.json has no {' or '.join(EXPERT_COUNT)}, but the checkpoint has experts, {name} among them: "
-        "get the config.json that belongs to it"
-    )
-
-
 def _experts(tensors: Sequence[TensorSpec]) -> dict[int, int]:
     """Layer → how many experts the names and fused tensors in it speak of."""
     found: dict[int, int] = {}
@@ -64,11 +51,7 @@ def _experts(tensors: Sequence[TensorSpec]) -> dict[int, int]:
 def _completed(config: Mapping[str, Any], layers: int, experts: int) -> tuple[dict[str, Any], bool]:
     """``config`` with what is missing of it, or contradicts itself, by the tensors' numbers; and whether the number of
     experts is its own."""
-    made = dict(config)
-    for key in NESTED:
-        if isinstance(config.get(key), Mapping):
-            made |= {k: v for k, v in config[key].items() if v is not None}
-            made.pop(key)
+    made = {k: v for k, v in fields_of(config).items() if k not in NESTED}
     said = {made[n] for n in EXPERT_COUNT if type(made.get(n)) is int}
     announced = len(said) == 1 and said != {0}
     if not announced:

@@ -9,8 +9,9 @@ from typing import Any
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import PROJECTIONS, UnitSpec
 from ktforge.model.architectures import NUMBER
-from ktforge.model.config import COUNT_LIMIT, NESTED
-from ktforge.model.units import ModelUnits, canonical, expert_list, missing_projections
+from ktforge.model.config import COUNT_LIMIT, edit_levels, levels
+from ktforge.model.names import canonical, of_mtp
+from ktforge.model.units import ModelUnits, expert_list, missing_projections
 
 #: Fields that count these layers: DeepSeek's, GLM's, Step's and MiMo's; Qwen's; MiniMax's; and that of transformers 5.
 #: Readers take a missing one for the default of its family, which may be 1, so 0 must be said.
@@ -50,7 +51,7 @@ def without_extra(config: Mapping[str, Any], model: ModelConfig) -> Mapping[str,
         cut = {k: v[: model.layers] for k in PER_LAYER if isinstance(v := level.get(k), list) and len(v) == whole}
         return {**level} | cut | {k: 0 for k in COUNTS if k in level}
 
-    return {k: edited(v) if k in NESTED and isinstance(v, Mapping) else v for k, v in edited(config).items()}
+    return edit_levels(config, edited)
 
 
 def _count(level: Mapping[str, Any]) -> int:
@@ -94,8 +95,7 @@ def _parts_missing(units: ModelUnits, model: ModelConfig, config: Mapping[str, A
             beyond.setdefault(unit.layer, set()).update(_parts([unit]))
     if not beyond:
         return
-    nested = (v for k, v in config.items() if k in NESTED and isinstance(v, Mapping))
-    counted = max(_count(level) for level in (config, *nested))
+    counted = max(map(_count, levels(config)))
     absent = sorted(set(range(model.layers, model.layers + counted)) - beyond.keys())
     if absent:
         yield (
@@ -122,5 +122,6 @@ def _parts_missing(units: ModelUnits, model: ModelConfig, config: Mapping[str, A
 def _parts(units: Iterable[UnitSpec]) -> Iterable[str]:
     """Names within the layer, of weights whatever they are stored as; other tensors may come with a number format."""
     for unit in units:
-        if match := _WEIGHT.fullmatch(canonical(unit.name)):
+        name = canonical(unit.name)
+        if match := _WEIGHT.fullmatch(of_mtp(name) or name):
             yield f"{match[1]}.weight"

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ktforge.contract.checks import blame
+from ktforge.contract.checks import blame, check_specs
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import Loader
 from ktforge.contract.tensors import SourceFile, TensorSpec
 from ktforge.errors import CheckpointError
 from ktforge.model.adapters import unmerged
 from ktforge.model.config import read_model_config
-from ktforge.model.guess import tensor_problems, unannounced_experts
+from ktforge.model.guess import tensor_problems
+from ktforge.model.settle import settled, speaks_of_experts, unannounced_experts
 
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint as headers and config.json describe it."""
+    """A checkpoint as headers and config.json describe it.
+
+    ``settled`` are fields that config.json lacks and the tensors tell.
+    """
 
     config: Mapping[str, Any]
+    settled: Mapping[str, Any]
     model: ModelConfig
     tensors: tuple[TensorSpec, ...]
     side_files: tuple[Path, ...]
     files: tuple[SourceFile, ...]
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """What stages are told: config.json, and what it lacks."""
+        return {**self.config, **self.settled}
 
 
 def read_source(loader: Loader) -> Source:
@@ -46,62 +56,31 @@ def read_source(loader: Loader) -> Source:
 
     with blame(loader, "its checkpoint"):
         config = attempt(loader.config)
-        model = attempt(lambda: read_model_config(config)) if config is not None else None
         tensors = attempt(lambda: _scanned(loader))
         # Where there is neither, it is some folder, and may be a whole disk to walk through.
         side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
     if tensors is not None and (adapter := unmerged(tensors)):
         raise CheckpointError(*problems, adapter)
-    if tensors is not None and config is not None:
-        if model is None:
-            problems += tensor_problems(config, tensors)
-        elif unannounced := unannounced_experts(model, tensors):
-            problems += [unannounced, *tensor_problems(config, tensors)]
+    model: ModelConfig | None = None
+    more: Mapping[str, Any] = {}
+    if config is not None:
+        more = settled(config, tensors or ())
+        before, problems[:] = list(problems), []
+        model = attempt(lambda: read_model_config({**config, **more}))
+        named = speaks_of_experts(tensors) if tensors is not None and model is not None and not model.experts else None
+        if named is not None:
+            problems.append(unannounced_experts(named))
             model = None
+        problems += before
+        if model is None and tensors is not None:
+            problems += tensor_problems(config, tensors)
     if config is None or model is None or tensors is None or side_files is None or files is None:
         raise CheckpointError(*problems)
-    return Source(config, model, tensors, side_files, files)
+    return Source(config, more, model, tensors, side_files, files)
 
 
 def _scanned(loader: Loader) -> tuple[TensorSpec, ...]:
     specs = tuple(loader.scan())
     check_specs(specs)
     return specs
-
-
-#: The longest tensor name in use has about 100 characters, and no tensor more than 5 dimensions.
-NAME_LIMIT = 500
-DIMENSION_LIMIT = 16
-
-
-def check_specs(specs: Sequence[TensorSpec]) -> None:
-    """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense.
-
-    Raises TypeError for a loader's mistake.
-    """
-    shapes = [spec.shape for spec in specs]
-    if not set(map(type, shapes)) <= {tuple}:
-        raise TypeError("the shape of a TensorSpec is a tuple")
-    if _sound([spec.name for spec in specs]) and max(map(len, shapes), default=0) <= DIMENSION_LIMIT:
-        return
-    problems = []
-    for spec in specs:
-        where = f"{spec.file}: " if spec.file is not None else ""
-        name = spec.name
-        if not name or len(name) > NAME_LIMIT:
-            problems.append(
-                f"{where}a tensor has a name of {len(name):,} characters ({name[:40]!r}): the file is broken"
-            )
-        elif not _sound([name]):
-            problems.append(f"{where}{name!r} is no tensor's name: rename it, or get the file from someone you trust")
-        elif len(spec.shape) > DIMENSION_LIMIT:
-            problems.append(f"{where}{name} has {len(spec.shape):,} dimensions: the file is broken")
-    raise CheckpointError(*problems[:20])
-
-
-def _sound(names: Sequence[str]) -> bool:
-    """All in one go: one by one takes ten times as long, and there are 100,000."""
-    text = " ".join(names)
-    lengths = set(map(len, names))
-    return text.isprintable() and "/" not in text and ".." not in text and lengths <= set(range(1, NAME_LIMIT + 1))

@@ -11,16 +11,17 @@ from functools import lru_cache
 from ktforge.checkpoint.shards import is_mtp_file
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import BF16, CARRIERS, PROJECTIONS, TensorSpec, UnitSpec, dtype_name
-from ktforge.errors import CheckpointError, Problems, UnknownExperts
-from ktforge.model.architectures import NUMBER, Architecture, architectures_of, likely_architectures
+from ktforge.errors import Problems, UnknownExperts
+from ktforge.model.architectures import Architecture, architectures_of, chosen_architecture, likely_architectures
 from ktforge.model.config import COUNT_LIMIT
+from ktforge.model.names import all_canonical, canonical, layer_of, of_mtp
 
 FUSED = ("gate_up", *PROJECTIONS)
 #: What formats store beside a weight for its sake: scales, zero points, orders of columns, the shape.
 COMPANION = re.compile(r"\w*(?:scale|zero)\w*|(?:weight_)?g_idx|weight_shape")
-#: The prefix that multimodal models give to the language model's tensors.
-WRAPPER = "language_model."
-_LAYER = re.compile(rf"^(?:model\.)?layers\.({NUMBER})\.")
+#: What the names of experts begin with whose own are not known.
+NAMELESS = "nameless."
+_SAME = {projection: projection for projection in PROJECTIONS}
 #: Multi-token-prediction heads under names of their own.
 _MTP = re.compile(r"(?:^|\.)mtp(?:\.|_)")
 
@@ -43,12 +44,6 @@ class ModelUnits:
         return sorted(units, key=lambda u: (-1 if u.layer is None else u.layer, -1 if u.expert is None else u.expert))
 
 
-def canonical(name: str) -> str:
-    """The name without a multimodal wrapper's ``language_model.``, which stands before the layers."""
-    before, layers, behind = name.partition("layers.")
-    return before.replace(WRAPPER, "", 1) + layers + behind
-
-
 def units_of(specs: Sequence[TensorSpec], model: ModelConfig) -> ModelUnits:
     """Groups a checkpoint's tensors into units and checks them against config.json.
 
@@ -56,19 +51,20 @@ def units_of(specs: Sequence[TensorSpec], model: ModelConfig) -> ModelUnits:
     """
     architecture = _choose(specs, model)
     if architecture is None:
-        return ModelUnits(others=list(_plain_units(specs)))
+        return ModelUnits(others=list(_plain_units(specs, model.layers)))
     experts: dict[tuple[int, int], dict[str, TensorSpec]] = {}
     fused: dict[int, dict[str, TensorSpec]] = {}
     rest: list[TensorSpec] = []
     result = ModelUnits()
-    names = [spec.name for spec in specs]
-    if WRAPPER in "\n".join(names):
-        names = list(map(canonical, names))
-    for spec, place in zip(specs, architecture.places(names), strict=True):
+    names = all_canonical([spec.name for spec in specs])
+    extra = {i: inside for i, name in enumerate(names) if (inside := of_mtp(name)) is not None}
+    places = architecture.places([extra.get(i, name) for i, name in enumerate(names)] if extra else names)
+    for i, (spec, place) in enumerate(zip(specs, places, strict=True)):
         if place is None:
             rest.append(spec)
             continue
         layer, expert, role = place
+        layer += model.layers if i in extra else 0
         tensors = fused.setdefault(layer, {}) if expert is None else experts.setdefault((layer, expert), {})
         if role in tensors:
             result.problems.add(f"{tensors[role].name} and {spec.name} are both {role} of layer {layer}")
@@ -76,7 +72,7 @@ def units_of(specs: Sequence[TensorSpec], model: ModelConfig) -> ModelUnits:
 
     for unit in (*_expert_units(experts), *_fused_units(fused)):
         (result.extra if _is_beyond(unit, model) else result.experts).append(unit)
-    for unit in _plain_units(rest):
+    for unit in _plain_units(rest, model.layers):
         (result.extra if _is_extra(unit, model) else result.others).append(unit)
     _check_complete(result, model)
     return result
@@ -129,9 +125,9 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
     """The architecture whose pattern matches, that of the ``model_type`` first; None for a dense model."""
     if model.experts == 0:
         return None
-    for architecture in likely_architectures(model.model_type):
-        if architecture.knows(canonical(s.name) for s in specs):
-            return architecture
+    found = chosen_architecture(model.model_type, all_canonical([s.name for s in specs]))
+    if found is not None:
+        return found
     similar = next((s.name for s in specs if "expert" in s.name and "shared" not in s.name), None)
     example = next(likely_architectures(model.model_type)).example
     seen = f"; the nearest is {similar}" if similar else ""
@@ -141,7 +137,7 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
     )
 
 
-def _plain_units(specs: Iterable[TensorSpec]) -> Iterator[UnitSpec]:
+def _plain_units(specs: Iterable[TensorSpec], layers: int) -> Iterator[UnitSpec]:
     """Each weight with what is stored beside it for its sake, and every other tensor alone."""
     by_stem: dict[str, dict[str, TensorSpec]] = {}
     for spec in specs:
@@ -156,14 +152,14 @@ def _plain_units(specs: Iterable[TensorSpec]) -> Iterator[UnitSpec]:
             tensors = {parameter: spec}
             if parameter == carrier:
                 tensors |= {p: parameters[p] for p in joined}
-            layer = _LAYER.match(canonical(spec.name))
-            yield UnitSpec(spec.name, tensors, int(layer[1]) if layer else None)
+            yield UnitSpec(spec.name, tensors, layer_of(canonical(spec.name), layers))
 
 
 def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
     """A gap would make the runtime drop the rest of a layer in silence, so each is a refusal."""
     problems = units.problems
     present: defaultdict[int, set[int]] = defaultdict(set)
+    gated = any(role.startswith("gate") for unit in units.experts for role in unit.tensors)
     for unit in units.experts:
         assert unit.layer is not None
         if unit.fused:
@@ -176,7 +172,13 @@ def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
             assert unit.expert is not None
             present[unit.layer].add(unit.expert)
         missing = missing_projections(tuple(unit.tensors), unit.fused)
-        if missing:
+        if missing == ("gate",) and not gated:
+            problems.add(
+                "has up and down but no gate projection, as all experts here: kt-amx and the other layouts hold "
+                "experts with all three, so a family such as Nemotron-H cannot be converted",
+                unit.name,
+            )
+        elif missing:
             problems.add(f"has no {' and no '.join(missing)} projection", unit.name)
     for layer in sorted(model.moe_layers - present.keys()):
         problems.add(f"layer {layer}: config.json announces {model.experts} experts here, the checkpoint has none")
@@ -215,19 +217,15 @@ def expert_list(numbers: Sequence[int]) -> str:
 def expert_unit(model: ModelConfig, layer: int, expert: int) -> UnitSpec:
     """An expert as this model's own checkpoint has it, in BF16: for reading back what lost the names.
 
-    Raises CheckpointError for a ``model_type`` that no architecture file lists.
+    For a ``model_type`` that no architecture file lists, names begin with :data:`NAMELESS`, for the host to exchange.
     """
     architecture = next((a for a in architectures_of(model.model_type) if a.experts), None)
-    if architecture is None or architecture.experts is None:
-        raise CheckpointError(
-            f"no architecture file has names for single experts of the model_type {model.model_type!r}: add them to "
-            "one in ktforge/data/architectures"
-        )
+    template, words = f"{NAMELESS}layers.{{layer}}.experts.{{expert}}.{{projection}}.{{parameter}}", _SAME
+    if architecture is not None and architecture.experts is not None:
+        template, words = architecture.experts, architecture.projections
     tensors = {}
     for projection, shape in expert_shapes(model).items():
-        name = architecture.experts.format(
-            layer=layer, expert=expert, projection=architecture.projections[projection], parameter="weight"
-        )
+        name = template.format(layer=layer, expert=expert, projection=words[projection], parameter="weight")
         tensors[f"{projection}.weight"] = TensorSpec(name, BF16, shape)
     return UnitSpec(name.rpartition(f".{expert}.")[0] + f".{expert}", tensors, layer, expert)
 

@@ -15,13 +15,15 @@ from ktforge.native.kernels import (
     nibbles_unpack,
     to_bf16,
 )
-from ktforge.native.pages import UNREADABLE, lost_pages, lost_pages_caught
+from ktforge.native.pages import UNREADABLE, MappedFile, WatchedRanges, lost_pages, lost_pages_caught
 
 __all__ = [
     "ISA_VARIABLE",
     "UNREADABLE",
     "Fp8Blocks",
+    "MappedFile",
     "NotFinite",
+    "WatchedRanges",
     "absmax",
     "absmax_kt_amx",
     "current_isa",

@@ -108,16 +108,18 @@ def kt_amx_unpack(packed: np.ndarray, shape: tuple[int, int], bits: int) -> np.n
 
 def group(
     weight: np.ndarray, bits: int, group_size: int, bf16_scales: bool, codes: np.ndarray, scales: np.ndarray,
-    zeros: np.ndarray | None = None,
+    zeros: np.ndarray | None = None, *, narrow: bool = False,
 ) -> None:  # fmt: skip
     """Quantises bf16 ``weight`` [n, k] in groups of ``group_size`` columns to int8 ``codes`` [n, k].
 
     ``scales`` is float32 [n, ceil(k / group_size)], its values rounded to bf16 if ``bf16_scales``; ``zeros`` int8 of
-    the same shape for asymmetric codes, None for symmetric ones. value = (code - zero) * scale.
+    the same shape for asymmetric codes, None for symmetric ones, of which ``narrow`` leaves out the lowest.
+    value = (code - zero) * scale.
     Raises NotFinite, ValueError for arrays that do not fit.
     """
     require(weight.ndim == 2 and weight.dtype == BF16, "weight must be bf16 [n, k]")
     require(bits in (4, 8) and group_size > 0, "bits must be 4 or 8, and a group must have columns")
+    require(not narrow or zeros is None, "narrow codes have no zero points")
     n, k = weight.shape
     stride = row_stride(weight)
     groups = (n, -(-k // group_size))
@@ -126,7 +128,7 @@ def group(
     require(zeros is None or is_array(zeros, np.int8, groups), f"zeros must be contiguous int8 {list(groups)}")
     where = ffi.new("struct ktq_where *")
     status = lib.ktq_group(
-        pointer(weight, "uint16_t *"), n, k, stride, bits, group_size, bf16_scales, pointer(codes, "int8_t *"),
+        pointer(weight, "uint16_t *"), n, k, stride, bits, group_size, narrow, bf16_scales, pointer(codes, "int8_t *"),
         pointer(scales, "float *"), ffi.NULL if zeros is None else pointer(zeros, "int8_t *"), where,
     )  # fmt: skip
     if status == lib.KTQ_NOT_FINITE:

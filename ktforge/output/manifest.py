@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ktforge.contract.plan import Plan
+from ktforge.contract.tensors import TensorSpec, UnitSpec
 
 #: Version of the manifest's own form.
 MANIFEST_FORMAT = "ktforge-manifest/1"
@@ -51,9 +52,18 @@ def _lost_names(plan: Plan) -> dict[str, Any]:
         for role, tensor in (result.renamed or {}).items()
         if layout.original(tensor.name) != result.unit.tensors[role].name
     }
-    expert = next((r.unit for r in plan.results if r.packed and r.unit.is_expert), None)
-    prefix = expert.name.partition("layers.")[0] if expert else None
-    return {"renamed": renamed, "expert_prefix": prefix}
+    experts: dict[int, dict[str, str]] = {}
+    for unit in (r.unit for r in plan.results if r.packed and r.unit.is_expert):
+        if unit.layer is not None:
+            experts.setdefault(unit.layer, {}).update(_pattern(unit, role, t) for role, t in unit.tensors.items())
+    return {"renamed": renamed, "experts": experts, "settled": dict(plan.settled)}
+
+
+def _pattern(unit: UnitSpec, role: str, tensor: TensorSpec) -> tuple[str, str]:
+    """A weight's role, and its name with ``{expert}`` for the number of the expert, ``…experts.{expert}.w1.weight``."""
+    number = f".{unit.expert}."
+    before, _, behind = tensor.name.rpartition(number)
+    return role, f"{before}.{{expert}}.{behind}"
 
 
 def manifest_json(plan: Plan) -> bytes:

@@ -24,11 +24,13 @@ def convert(
     follow_links: bool = False,
     quantize: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
+    fused: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``ktforge convert``; ``quantize`` and ``layout`` are options of these stages beside the preset's own."""
+    """``ktforge convert``; ``quantize`` and ``layout`` are options of these stages beside the preset's own, ``fused``
+    those of ``split-experts``."""
     return {
         "loader": loader_of(source, follow_links=follow_links),
-        "preprocess": [{"use": "split-experts"}, {"use": "moe-to-bf16", "input_type": input_type}],
+        "preprocess": [{"use": "split-experts", **(fused or {})}, {"use": "moe-to-bf16", "input_type": input_type}],
         "quantize": {**preset.quantize, **(quantize or {})},
         "layout": {**preset.layout, **(layout or {})},
         "writer": {"use": writer, "path": str(output)},

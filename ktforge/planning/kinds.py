@@ -7,7 +7,7 @@ their place, wherever they stand. A plan of 13,000 experts takes a fifth of the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ktforge.contract.checks import blame
 from ktforge.contract.plan import ModelConfig, PlannedUnit, Recipe
@@ -58,19 +58,16 @@ class _Planner:
         """Equal for units that one plan may serve; None for one that is planned alone."""
         if unit.layer is None or self._keys is None:
             return None
-        numberless = _numberless(unit)
-        if numberless is None:
+        names = _numberless_names(unit)
+        if names is None:
             return None
         try:
             apart = [_called(stage, key, unit) for stage, key in self._keys]
         except Unsupported:
             return None
         # Where a tensor lies that is in no file, a plan does not tell from a number.
-        stored = [
-            (role, t.name, t.dtype, t.shape, t.offset if t.file is None else None)
-            for role, t in numberless.tensors.items()
-        ]
-        return unit.fused, unit.is_expert, numberless.name, *stored, *apart
+        stored = [(t.dtype, t.shape, t.offset if t.file is None else None) for t in unit.tensors.values()]
+        return unit.fused, unit.is_expert, *unit.tensors, *names, *stored, *apart
 
     def chosen(self, planned: PlannedUnit) -> Hashable:
         """What the rules say of that which is quantised: the names are known behind the preprocessors only."""
@@ -102,10 +99,9 @@ class _Kind:
         """The plan with the numbers that stand for any; None if it is not what the first unit's was made from."""
         if isinstance(self.first, Unsupported):
             return None
-        planner, numberless = self._planner, _numberless(self._unit)
-        assert numberless is not None, "only a unit with its numbers in its names has others of its kind"
+        planner = self._planner
         try:
-            plan = plan_unit(planner.recipe, numberless, planner.model, planner.targets.fresh())
+            plan = plan_unit(planner.recipe, _numberless(self._unit), planner.model, planner.targets.fresh())
             return plan if _Stamp(plan, self._unit).plan() == self.first else None
         except (Unsupported, PluginError, _Unclear):
             return None
@@ -208,23 +204,37 @@ class _Stamp:
             return Result(unit, renamed=self._tensors(result.renamed or {}))
         if (type(quant), type(packed)) != (QuantSpec, PackedSpec) or quant.unit != result.unit:
             raise _Unclear
-        if any(tensor.file is not None for tensor in packed.tensors):
-            raise _Unclear
-        stored = PackedSpec(tuple(map(self._tensor, packed.tensors)), packed.format)
+        stored = PackedSpec(self._stored(packed.tensors), packed.format)
         return Result(unit, result.quantizer, quant._replace(unit=unit), stored, result.fused)
 
+    def _stored(self, tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Tensors of the output, which are in no file yet; exchanging the numbers of all names at once takes a third of
+        the time."""
+        names = self._name("\n".join([t.name for t in tensors])).split("\n")
+        if len(names) != len(tensors) or any([t.file is not None for t in tensors]):
+            raise _Unclear
+        return tuple([TensorSpec(name, t.dtype, t.shape) for name, t in zip(names, tensors, strict=True)])
 
-def _numberless(unit: UnitSpec) -> UnitSpec | None:
-    """The unit as it stands for all of its kind; None if one of its names does not have its numbers."""
-    own, tensors = _anonymous(f"{unit.name}.", unit), {}
-    if own is None:
-        return None
-    for role, tensor in unit.tensors.items():
-        name = _anonymous(tensor.name, unit)
-        if name is None:
+
+def _numberless(unit: UnitSpec) -> UnitSpec:
+    """A unit that has others of its kind, as it stands for all of them."""
+    names = _numberless_names(unit)
+    assert names is not None
+    own, *others = names
+    tensors = {role: t._replace(name=name) for (role, t), name in zip(unit.tensors.items(), others, strict=True)}
+    return UnitSpec(own, tensors, LAYER, EXPERT if unit.is_expert else None, unit.fused)
+
+
+def _numberless_names(unit: UnitSpec) -> Sequence[str] | None:
+    """The unit's name and those of its tensors as they stand for all of its kind; None if one of them does not have the
+    unit's numbers."""
+    names = []
+    for name in (f"{unit.name}.", *[tensor.name for tensor in unit.tensors.values()]):
+        numberless = _anonymous(name, unit)
+        if numberless is None:
             return None
-        tensors[role] = TensorSpec(name, tensor.dtype, tensor.shape, tensor.file, tensor.offset)
-    return UnitSpec(own.removesuffix("."), tensors, LAYER, EXPERT if unit.is_expert else None, unit.fused)
+        names.append(numberless)
+    return [names[0].removesuffix("."), *names[1:]]
 
 
 def _anonymous(name: str, unit: UnitSpec) -> str | None:

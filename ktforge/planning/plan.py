@@ -68,7 +68,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     if with_extra:
         check_extra(found, model, config)
     problems = found.problems
-    bound = recipe.bound(config)
+    bound = recipe.bound(source.known)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
     later: dict[tuple[str, ...], tuple[str, ...]] = {}
     left_out = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
@@ -100,7 +100,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     inputs = _inputs(bound, problems)
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
-        source.files, tuple(left_out), problems.lines(), inputs, (),
+        source.files, tuple(left_out), problems.lines(), inputs, (), source.settled,
     )  # fmt: skip
     folder = recipe.writer.folder()
     if folder is None:

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from ktforge.contract.rules import Rule
 from ktforge.contract.stages import Quantizer
 from ktforge.contract.tensors import TensorSpec, UnitSpec
+from ktforge.model.settle import ROUTER
 
 #: Modules of a dense model that stay as they are unless a rule says otherwise.
 _KEPT = re.compile(r"(^|\.)(lm_head|score|classifier|relative_attention_bias|[^.]*embed[^.]*|wte|wpe)\.weight$")
@@ -51,6 +52,8 @@ class Targets:
 
     def _choose(self, unit: UnitSpec, weight: TensorSpec) -> Quantizer | None:
         if len(weight.shape) != 2:
+            return None
+        if not unit.is_expert and ROUTER.search(weight.name):  # which expert it chooses must not hang on rounding
             return None
         for i, rule in enumerate(self._rules):
             if rule.matches(weight.name):

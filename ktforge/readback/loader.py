@@ -15,8 +15,10 @@ from ktforge.contract.finite import check_finite
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Layout, Loader
 from ktforge.contract.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec, UnitSpec
+from ktforge.disk.marks import MANIFEST
 from ktforge.errors import CheckpointError
 from ktforge.model.config import quantization_config, without_quantization
+from ktforge.model.units import NAMELESS
 from ktforge.readback.packed import Packed, find_packed
 
 #: Weights that are restored at a time: 1 MB of float32, which stays in the cache.
@@ -56,17 +58,18 @@ class PackedLoader(Loader):
     _stored: dict[str, TensorSpec] = PrivateAttr(default_factory=dict)
     _passed: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    #: What only the manifest knows: output name → source name, and what stood before ``layers.`` in experts' names.
+    #: What only the manifest knows: output name → source name; layer → role → name of an expert's weight, with
+    #: ``{expert}`` for its number; and fields that config.json lacks.
     _renamed: dict[str, str] = PrivateAttr(default_factory=dict)
-    _prefix: str | None = PrivateAttr(default=None)
+    _experts: dict[str, dict[str, str]] = PrivateAttr(default_factory=dict)
+    _settled: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def name_by(self, manifest: Mapping[str, Any]) -> None:
         """Takes the source's names from a manifest of ktforge, as far as it has them."""
-        renamed, prefix = manifest.get("renamed"), manifest.get("expert_prefix")
-        if isinstance(renamed, dict):
-            self._renamed = {k: v for k, v in renamed.items() if isinstance(v, str)}
-        if isinstance(prefix, str):
-            self._prefix = prefix
+        renamed, experts, more = (_mapping(manifest.get(key)) for key in ("renamed", "experts", "settled"))
+        self._renamed = {k: v for k, v in renamed.items() if isinstance(v, str)}
+        self._experts = {k: {r: n for r, n in _mapping(v).items() if isinstance(n, str)} for k, v in experts.items()}
+        self._settled = more
 
     def folder(self) -> Path | None:
         return self.inner.folder()
@@ -85,7 +88,8 @@ class PackedLoader(Loader):
         problems: list[str] = []
         used: set[str] = set()
         with blame(self.layout, "the packed tensors"):
-            found = list(self.layout.find(self._stored, self.inner.config(), self.inner.read))
+            known = {**self.inner.config(), **self._settled}
+            found = list(self.layout.find(self._stored, known, self.inner.read))
             found = [spec._replace(unit=self._named(spec.unit)) for spec in found]
             for spec in found:
                 planned = self.layout.plan(spec).tensors
@@ -132,11 +136,23 @@ class PackedLoader(Loader):
         )
 
     def _named(self, unit: UnitSpec) -> UnitSpec:
-        """An expert under the prefix that it had in the source."""
-        if self._prefix is None or not unit.is_expert:
+        """An expert under the names that it had in the source.
+
+        Raises CheckpointError if neither the manifest has them nor a file of architectures.
+        """
+        if not unit.is_expert:
             return unit
-        names = {r: self._prefix + t.name[t.name.index("layers.") :] for r, t in unit.tensors.items()}
-        return unit.with_tensors({r: t._replace(name=names[r]) for r, t in unit.tensors.items()})
+        names = self._experts.get(str(unit.layer), {})
+        if names.keys() >= unit.tensors.keys():
+            new = {r: names[r].replace("{expert}", str(unit.expert)) for r in unit.tensors}
+            return unit.with_tensors({r: t._replace(name=new[r]) for r, t in unit.tensors.items()})
+        if unit.name.startswith(NAMELESS):
+            raise CheckpointError(
+                f"{self.folder()}: no manifest says what the experts of layer {unit.layer} were called, and the family "
+                f"(model_type {self.inner.config().get('model_type')!r}) is not a known one: put the {MANIFEST} back "
+                "that was written with it, or convert the original again"
+            )
+        return unit
 
     def release(self, spec: TensorSpec) -> None:
         if spec.name not in self._packed:
@@ -161,6 +177,10 @@ class PackedLoader(Loader):
         if (stored.dtype, stored.shape) != (planned.dtype, planned.shape):
             return f"{stored.file}: {stored} should be {planned}"
         return None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def restore(spec: QuantSpec, part: QuantPart, weight: np.ndarray) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 import pluggy
 
 from ktforge import native
-from ktforge.contract.checks import blame, delivered, delivered_parts, owner
+from ktforge.contract.checks import blame, delivered, delivered_parts, preprocessed
 from ktforge.contract.finite import check_finite
 from ktforge.contract.pending import LazyTensors, pending
 from ktforge.contract.plan import Plan, PlannedUnit, Sink
-from ktforge.contract.stages import Fused, Layout, Loader, Preprocessor, Result
+from ktforge.contract.stages import Fused, Layout, Loader, Result
 from ktforge.contract.tensors import PackedSpec, TensorSpec, Unit, UnitSpec
 from ktforge.errors import PluginError
 from ktforge.planning.shares import Share, shares
@@ -152,7 +152,7 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
     pipeline, planned = plan.pipeline, share.planned
     units = iter((_load(pipeline.loader, planned.source),))
     for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
-        units = _preprocess(stage, units, expected)
+        units = preprocessed(stage, units, expected)
     for results, unit in zip(planned.results, units, strict=True):
         for result in results:
             if result.quant is not None:
@@ -188,24 +188,6 @@ def _load(loader: Loader, spec: UnitSpec) -> Unit:
         with blame(loader, tensor.name):
             tensors[role] = loader.read(tensor)
     return delivered(loader, Unit(spec, tensors), spec)
-
-
-def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[UnitSpec]) -> Iterator[Unit]:
-    specs = iter(expected)
-    for unit in units:
-        with blame(stage, unit.spec.name):
-            made = iter(stage.apply(unit))
-        while True:
-            with blame(stage, unit.spec.name):
-                result = next(made, None)
-            if result is None:
-                break
-            spec = next(specs, None)
-            if spec is None:
-                raise PluginError(f"{owner(stage)} made more units of {unit.spec.name} than it planned")
-            yield delivered(stage, result, spec)
-    if next(specs, None) is not None:
-        raise PluginError(f"{owner(stage)} made fewer units than it planned for {expected[0].name}")
 
 
 def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> None:

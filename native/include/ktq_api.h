@@ -1,7 +1,8 @@
 /* ktq: the kernels of ktforge. Read by the C compiler and by cffi alike, so this file holds plain
  * declarations only: whoever includes it includes <stddef.h> and <stdint.h> first.
  *
- * Rules of every function here: it allocates nothing, keeps no pointer, prints nothing, and returns a status.
+ * Rules of every function here: it allocates nothing, keeps no pointer (but for ktq_lost_pages_watch), prints nothing,
+ * and returns a status. What computes does so in the default floating-point environment, whatever the caller's is.
  * Matrices are row-major; `stride` is the distance between rows, in elements, so that a column range of a
  * larger matrix is read in place. bf16 values travel as their 16 bits. */
 
@@ -10,7 +11,8 @@ enum ktq_status {
     KTQ_NOT_FINITE = 1, /* a weight is NaN or infinite; *where says which */
     KTQ_BAD_SHAPE = 2,  /* the sizes do not fit the format */
     KTQ_NO_ISA = 3,     /* this build or this CPU does not have that instruction set */
-    KTQ_NO_HANDLER = 4  /* the system does not let SIGBUS be handled */
+    KTQ_NO_HANDLER = 4, /* the system does not let SIGBUS be handled */
+    KTQ_TOO_MANY = 5    /* no room for another range: 65,536 are watched */
 };
 
 struct ktq_where {
@@ -26,7 +28,7 @@ const char *ktq_isa_current(void);
 int ktq_isa_use(const char *name);
 
 /* Absmax quantisation of w[n,k], one scale a row, as KTransformers does it (docs/formats/kt-amx.md).
- * bits is 8 or 4; codes[n,k] gets values in -128..127 or -8..7, scales[n] the float32 scale of an 8-bit code:
+ * bits is 8 or 4; codes[n,k] gets values in -127..127 or -7..7, scales[n] the float32 scale of an 8-bit code:
  * value = code * scale for 8 bits, code * 16 * scale for 4. */
 int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *codes, float *scales,
                struct ktq_where *where);
@@ -40,9 +42,10 @@ int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t
 
 /* Quantisation of w[n,k] in groups of `group` columns (the last of a row may be shorter), `groups` of them a row:
  * codes[n,k] of `bits` (4 or 8) bits, scales[n,groups], and zeros[n,groups], or NULL for symmetric codes.
- * value = (code - zero) * scale (docs/formats/compressed-tensors.md). bf16_scales rounds scales to bf16 first. */
-int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int bf16_scales,
-              int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where);
+ * value = (code - zero) * scale (docs/formats/compressed-tensors.md). narrow leaves out the lowest of symmetric codes,
+ * -2^(bits-1); bf16_scales rounds scales to bf16 first. */
+int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int narrow,
+              int bf16_scales, int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where);
 
 /* Codes of 4 bits, two a byte, low nibble first, each stored as code + 8; count must be even. */
 int ktq_nibbles_pack(const int8_t *codes, size_t count, uint8_t *out);
@@ -73,10 +76,19 @@ struct ktq_blocks {
 int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, const struct ktq_blocks *blocks, int bits,
                         int8_t *out, float *scales, struct ktq_where *where);
 
-/* Between (1) and (0), reading a mapped page that is gone, since its file was cut short or its disk failed, gives
- * zeros instead of SIGBUS, in every thread. ktq_lost_pages() counts them since the process began. The handler that
- * was there before comes back with (0) and gets every other SIGBUS. Calls do not nest. */
+/* Between (1) and (0), reading a page of a watched range that is gone, since its file was cut short or its disk failed,
+ * gives zeros instead of SIGBUS, in every thread; from there on the range is zeros to its end. Every other SIGBUS, and
+ * one for a write, goes to the handler that was there before, as the system sent it. That one comes back with (0),
+ * unless another was installed meanwhile. Calls do not nest, and no two threads may make them at once. */
 int ktq_catch_lost_pages(int on);
+
+/* A mapping is watched from watch to unwatch, which must come before it is unmapped. It has a place in a table of
+ * fixed size; any thread may call these at any time. start is the address that watch was given. */
+int ktq_lost_pages_watch(const void *start, size_t size);
+void ktq_lost_pages_unwatch(const void *start);
+
+/* How many pages became zeros: of a watched range, and of all since the process began. */
+size_t ktq_lost_pages_of(const void *start);
 size_t ktq_lost_pages(void);
 
 /* Codes of 4 bits, two a byte and the lower half first: w[n, k/2]. values[16] says what each code stands for, scale

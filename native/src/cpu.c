@@ -1,7 +1,9 @@
 /* What the CPU offers (cpuid) and the operating system saves across a context switch (xgetbv). */
 #include "cpu.h"
 
-#if defined(__x86_64__)
+#include "target.h"
+
+#if defined(KTQ_X86_64)
 
 #include <cpuid.h>
 #include <stdint.h>

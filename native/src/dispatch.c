@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cpu.h"
+#include "floats.h"
 #include "kt_amx.h"
 #include "scalar/absmax.h"
 #include "table.h"
@@ -15,10 +16,10 @@ static const struct {
     int (*supported)(void);
 } isas[] = {
     {&ktq_scalar_table, always},
-#if defined(__x86_64__)
+#if defined(KTQ_X86_64)
     {&ktq_avx2_table, ktq_cpu_has_avx2},
     {&ktq_avx512_table, ktq_cpu_has_avx512},
-#elif defined(__aarch64__)
+#elif defined(KTQ_AARCH64)
     {&ktq_neon_table, always}, /* part of every aarch64 */
 #endif
 };
@@ -39,15 +40,15 @@ static const ktq_table *table(void) {
 
 int ktq_isa_count(void) { return isa_count; }
 
-const char *ktq_isa_name(int index) { return index >= 0 && index < isa_count ? isas[index].table->name : ""; }
+const char *ktq_isa_name(int index) { return index >= 0 && index < isa_count ? isas[index].table->isa : ""; }
 
 int ktq_isa_supported(int index) { return index >= 0 && index < isa_count && isas[index].supported(); }
 
-const char *ktq_isa_current(void) { return table()->name; }
+const char *ktq_isa_current(void) { return table()->isa; }
 
 int ktq_isa_use(const char *name) {
     for (int i = 0; i < isa_count; i++)
-        if (strcmp(isas[i].table->name, name) == 0 && isas[i].supported()) {
+        if (strcmp(isas[i].table->isa, name) == 0 && isas[i].supported()) {
             atomic_store_explicit(&chosen, isas[i].table, memory_order_release);
             return KTQ_OK;
         }
@@ -56,12 +57,12 @@ int ktq_isa_use(const char *name) {
 
 int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *codes, float *scales,
                struct ktq_where *where) {
+    KTQ_DEFAULT_FLOATS;
     if (stride < k || (bits != 8 && bits != 4)) return KTQ_BAD_SHAPE;
     for (size_t row = 0; row < n; row++, w += stride, codes += k) {
         const uint16_t amax = table()->bf16_amax(w, k);
         if (amax >= KTQ_BF16_INF) return ktq_not_finite(w, k, row, where);
-        const float largest = ktq_row_absmax(w, k, amax);
-        scales[row] = bits == 8 ? ktq_scale_i8(largest) : ktq_scale_i4(largest);
+        scales[row] = ktq_row_scale(amax, bits);
         const float inverse = ktq_inverse(scales[row]);
         const ktq_table *isa = isfinite(inverse) ? table() : &ktq_scalar_table;
         (bits == 8 ? isa->codes_i8 : isa->codes_i4)(w, k, inverse, codes);
@@ -70,21 +71,24 @@ int ktq_absmax(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, i
 }
 
 int ktq_kt_amx_pack(const int8_t *codes, size_t n, size_t k, int bits, int8_t *out) {
+    KTQ_DEFAULT_FLOATS;
     if (!ktq_kt_amx_fits(n, k, bits)) return KTQ_BAD_SHAPE;
     ktq_kt_amx_pack_with(table(), codes, n, k, bits, out);
     return KTQ_OK;
 }
 
 int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t *codes) {
+    KTQ_DEFAULT_FLOATS;
     if (!ktq_kt_amx_fits(n, k, bits)) return KTQ_BAD_SHAPE;
     ktq_kt_amx_unpack_with(table(), packed, n, k, bits, codes);
     return KTQ_OK;
 }
 
-int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int bf16_scales,
-              int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where) {
-    if (stride < k || group == 0 || (bits != 4 && bits != 8)) return KTQ_BAD_SHAPE;
-    const ktq_grid grid = {bits, zeros == NULL, bf16_scales};
+int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int narrow,
+              int bf16_scales, int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where) {
+    KTQ_DEFAULT_FLOATS;
+    if (stride < k || group == 0 || (bits != 4 && bits != 8) || (narrow && zeros)) return KTQ_BAD_SHAPE;
+    const ktq_grid grid = {bits, zeros == NULL, narrow, bf16_scales};
     for (size_t row = 0; row < n; row++, w += stride, codes += k)
         for (size_t col = 0; col < k; col += group) {
             size_t count = k - col < group ? k - col : group;
@@ -95,12 +99,14 @@ int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, si
 }
 
 int ktq_nibbles_pack(const int8_t *codes, size_t count, uint8_t *out) {
+    KTQ_DEFAULT_FLOATS;
     if (count % 2 != 0) return KTQ_BAD_SHAPE;
     table()->nibbles_pack(codes, count, out);
     return KTQ_OK;
 }
 
 int ktq_nibbles_unpack(const uint8_t *packed, size_t count, int8_t *codes) {
+    KTQ_DEFAULT_FLOATS;
     if (count % 2 != 0) return KTQ_BAD_SHAPE;
     table()->nibbles_unpack(packed, count, codes);
     return KTQ_OK;
@@ -108,6 +114,7 @@ int ktq_nibbles_unpack(const uint8_t *packed, size_t count, int8_t *codes) {
 
 int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, size_t scale_stride, size_t block_rows,
                     size_t block_cols, uint16_t *out) {
+    KTQ_DEFAULT_FLOATS;
     if (block_rows == 0 || block_cols == 0) return KTQ_BAD_SHAPE;
     const struct ktq_blocks blocks = {scale, scale_stride, block_rows, block_cols, 0, 0};
     ktq_fp8_rectangle(table(), w, k, 0, n, 0, k, &blocks, out, k);
@@ -115,29 +122,34 @@ int ktq_fp8_to_bf16(const uint8_t *w, size_t n, size_t k, const float *scale, si
 }
 
 int ktq_f16_to_bf16(const uint16_t *x, size_t count, uint16_t *out) {
+    KTQ_DEFAULT_FLOATS;
     table()->f16_row(x, count, out);
     return KTQ_OK;
 }
 
 int ktq_f32_to_bf16(const float *x, size_t count, uint16_t *out) {
+    KTQ_DEFAULT_FLOATS;
     table()->f32_row(x, count, out);
     return KTQ_OK;
 }
 
 int ktq_kt_amx_from_bf16(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, int8_t *out, float *scales,
                          struct ktq_where *where) {
+    KTQ_DEFAULT_FLOATS;
     if (!ktq_kt_amx_fits(n, k, bits) || stride < k) return KTQ_BAD_SHAPE;
     return ktq_kt_amx_bf16_with(table(), w, n, k, stride, bits, out, scales, where);
 }
 
 int ktq_kt_amx_from_fp8(const uint8_t *w, size_t n, size_t k, size_t stride, const struct ktq_blocks *blocks, int bits,
                         int8_t *out, float *scales, struct ktq_where *where) {
+    KTQ_DEFAULT_FLOATS;
     if (!ktq_kt_amx_fits(n, k, bits) || stride < k || blocks->rows == 0 || blocks->cols == 0) return KTQ_BAD_SHAPE;
     return ktq_kt_amx_fp8_with(table(), w, n, k, stride, blocks, bits, out, scales, where);
 }
 
 int ktq_nibbles_to_bf16(const uint8_t *w, size_t n, size_t k, const float *values, const float *scale,
                         size_t scale_stride, size_t block_cols, uint16_t *out) {
+    KTQ_DEFAULT_FLOATS;
     if (block_cols == 0 || block_cols % 2 != 0 || k % 2 != 0) return KTQ_BAD_SHAPE;
     for (size_t row = 0; row < n; row++)
         for (size_t col = 0; col < k; col += block_cols) {

@@ -57,8 +57,6 @@ static void panel(const ktq_table *isa, const uint16_t *w, size_t stride, size_t
     (bits == 8 ? isa->kt_amx_panel_i8 : isa->kt_amx_panel_i4)(w, stride, k, inverse, out);
 }
 
-static float scale_of(float amax, int bits) { return bits == 8 ? ktq_scale_i8(amax) : ktq_scale_i4(amax); }
-
 int ktq_kt_amx_bf16_with(const ktq_table *isa, const uint16_t *w, size_t n, size_t k, size_t stride, int bits,
                          int8_t *out, float *scales, struct ktq_where *where) {
     for (size_t row = 0; row < n; row += ROWS) {
@@ -66,7 +64,7 @@ int ktq_kt_amx_bf16_with(const ktq_table *isa, const uint16_t *w, size_t n, size
         for (size_t i = row; i < row + ROWS; i++) {
             const uint16_t amax = isa->bf16_amax(w + i * stride, k);
             if (amax >= KTQ_BF16_INF) return ktq_not_finite(w + i * stride, k, i, where);
-            scales[i] = scale_of(ktq_row_absmax(w + i * stride, k, amax), bits);
+            scales[i] = ktq_row_scale(amax, bits);
             inverse[i - row] = ktq_inverse(scales[i]);
         }
         for (size_t col = 0; col < k; col += BLOCK_COLS)
@@ -104,7 +102,7 @@ static uint16_t fp8_amax(const ktq_table *isa, const uint8_t *x, size_t row, siz
     return ktq_bf16_of_f32(top);
 }
 
-/* One weight as bf16, for what has to be asked of rows of zeros and rows with a NaN. */
+/* One weight as bf16, for what has to be asked of rows that are not finite. */
 static uint16_t fp8_one(const uint8_t *w, size_t stride, size_t row, size_t col, const struct ktq_blocks *blocks) {
     uint16_t value;
     ktq_fp8_rectangle(&ktq_scalar_table, w, stride, row, 1, col, 1, blocks, &value, 0);
@@ -118,15 +116,13 @@ int ktq_kt_amx_fp8_with(const ktq_table *isa, const uint8_t *w, size_t n, size_t
         float inverse[ROWS];
         for (size_t row = row0; row < row0 + ROWS; row++) {
             const uint16_t amax = fp8_amax(isa, w + row * stride, row, k, blocks);
-            size_t col = 0;
             if (amax >= KTQ_BF16_INF) {
+                size_t col = 0;
                 while (col + 1 < k && (fp8_one(w, stride, row, col, blocks) & 0x7FFFu) < KTQ_BF16_INF) col++;
                 *where = (struct ktq_where){row, col};
                 return KTQ_NOT_FINITE;
             }
-            if (amax == 0)
-                while (col < k && fp8_one(w, stride, row, col, blocks) == 0x8000u) col++;
-            scales[row] = scale_of(amax == 0 && k != 0 && col == k ? -0.0f : ktq_f32_of_bf16(amax), bits);
+            scales[row] = ktq_row_scale(amax, bits);
             inverse[row - row0] = ktq_inverse(scales[row]);
         }
         for (size_t col0 = 0; col0 < k; col0 += BLOCK_COLS) {

@@ -115,13 +115,14 @@ def test_print_pipeline_prints_what_would_run(source, out, tmp_path):
     assert {n: a.tobytes() for n, a in again.items()} == {n: a.tobytes() for n, a in direct.items()}
 
 
-def test_rawint4_is_one_word_for_int4_in_groups_of_32(source, out):
+def test_rawint4_is_one_word_for_narrow_int4_in_groups_of_32(source, out):
     done = ktforge("convert", "--input-path", source, "--output", out, "--quant-method", "rawint4", "--print-pipeline")
     spelled = ["--quant-method", "int4", "--layout", "compressed-tensors", "--group-size", "32", "--print-pipeline"]
-    assert done.stdout == ktforge("convert", "--input-path", source, "--output", out, *spelled).stdout
-    printed = YAML(typ="safe").load(done.stdout)
-    assert printed["quantize"]["group_size"] == 32
+    full = ktforge("convert", "--input-path", source, "--output", out, *spelled)
+    printed, others = YAML(typ="safe").load(done.stdout), YAML(typ="safe").load(full.stdout)
+    assert printed["quantize"] == {"use": "int4", "group_size": 32, "symmetric": True, "narrow_range": True}
     assert printed["layout"] == {"use": "compressed-tensors", "format": "pack-quantized"}
+    assert others == {**printed, "quantize": {**printed["quantize"], "narrow_range": False}}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktforge import CheckpointError
-from ktforge.model.config import EXPERT_COUNT, read_model_config
+from ktforge.model.config import EXPERT_COUNT, EXPERT_SIZE, HIDDEN_SIZE, LAYER_COUNT, read_model_config
 
 
 @pytest.mark.parametrize("name", EXPERT_COUNT)
@@ -57,11 +57,9 @@ def test_sizes_that_make_no_sense_are_refused_together(value):
 def test_missing_fields_are_named():
     with pytest.raises(CheckpointError) as caught:
         read_model_config({"num_experts": 8})
-    assert caught.value.problems == (
-        "config.json has no num_hidden_layers",
-        "config.json has no hidden_size",
-        "config.json has no moe_intermediate_size or intermediate_size",
-    )
+    for problem, name in zip(caught.value.problems, (LAYER_COUNT, HIDDEN_SIZE, EXPERT_SIZE), strict=True):
+        assert problem.startswith(f"config.json has no {name[0]}, nor one of its other names ({', '.join(name[1:])})")
+        assert problem.endswith(f'and the tensors do not tell: add "{name[0]}" to config.json')
 
 
 words = st.text("ab7\0é", max_size=5)

@@ -6,6 +6,7 @@ import pytest
 from ktforge_plugins import Int4, KtAmx, MoeToBf16, SplitExperts
 
 from ktforge import CheckpointError, Pipeline
+from ktforge.model.config import EXPERT_SIZE
 from ktforge.testing import MemoryLoader, MemoryWriter
 
 BROKEN = {
@@ -14,6 +15,9 @@ BROKEN = {
 }  # fmt: skip
 NO_UP = "model.layers.1.mlp.experts.2: has no up projection"
 NO_EXPERT = "layer 0: expert 3 missing; config.json announces 4"
+NOT_TOLD = (
+    'config.json has no {0}, nor one of its other names ({1}), and the tensors do not tell: add "{0}" to config.json'
+)
 NO_EXPERT_OF = "layer 0: expert 3 missing; the names speak of 4"
 
 
@@ -28,8 +32,7 @@ def problems(data, model, **stages):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"hidden_size": None}, "config.json has no hidden_size"),
-        ({"num_hidden_layers": None}, "config.json has no num_hidden_layers"),
+        ({"hidden_size": "wide"}, "config.json: hidden_size is 'wide'; it must be a whole number"),
         ({"num_hidden_layers": "two"}, "config.json: num_hidden_layers is 'two'; it must be a whole number"),
         ({"num_local_experts": 16}, "config.json: num_experts is 4 but num_local_experts is 16: remove the wrong one"),
     ],
@@ -44,18 +47,27 @@ def test_a_config_that_cannot_be_used_hides_nothing(change, problem, nested):
 @pytest.mark.parametrize("fused", [False, True])
 def test_experts_that_config_json_does_not_know_are_no_dense_model(fused):
     data = checkpoints.fuse(checkpoints.tensors()) if fused else BROKEN
-    first, *rest = problems(data, checkpoints.config(num_experts=None), preprocess=[MoeToBf16()])
-    assert first.startswith("config.json has no num_experts or n_routed_experts")
-    assert (
-        first.endswith("among them: get the config.json that belongs to it") and "model.layers.0.mlp.experts" in first
-    )
-    assert rest == ([] if fused else [NO_UP, NO_EXPERT_OF])
+    found = problems(data, checkpoints.config(num_experts=None), preprocess=[MoeToBf16()])
+    if fused:
+        assert found == ()  # the tensors say 4
+    else:
+        assert found[0].startswith("config.json has no num_experts or n_routed_experts")
+        assert found[1:] == (NO_UP, NO_EXPERT_OF)
+
+
+def test_experts_that_nothing_counts_are_no_dense_model():
+    fewer = {n: a for n, a in checkpoints.tensors().items() if "layers.0.mlp.experts.3." not in n}
+    for data in (fewer, {n.replace("layers", "blocks"): a for n, a in checkpoints.tensors().items()}):
+        first, *_ = problems(data, checkpoints.config(num_experts=None), preprocess=[MoeToBf16()])
+        assert first.startswith("config.json has no num_experts or n_routed_experts")
+        assert first.endswith('do not tell how many a layer has: add "num_experts" to config.json')
 
 
 def test_names_that_no_file_knows_are_left_to_the_config():
     assert problems({"a.weight": np.zeros(3)}, {"num_experts": 4}) == (
-        "config.json has no num_hidden_layers", "config.json has no hidden_size",
-        "config.json has no moe_intermediate_size or intermediate_size",
+        NOT_TOLD.format("num_hidden_layers", "num_layers, n_layers, n_layer"),
+        NOT_TOLD.format("hidden_size", "d_model, dim, n_embd"),
+        NOT_TOLD.format("moe_intermediate_size", ", ".join(EXPERT_SIZE[1:])),
     )  # fmt: skip
 
 

@@ -82,16 +82,24 @@ def test_whole_layers_are_kept(extra):
     assert json.loads(planned.config_json)["num_nextn_predict_layers"] == 1
 
 
-def test_fused_experts_of_a_layer_must_be_whole():
+@pytest.mark.parametrize("kind", STEM)
+def test_fused_experts_of_a_layer_must_be_whole(kind):
     fused = checkpoints.fuse(checkpoints.tensors())
-    extra = {n.replace("layers.1.", "layers.2."): a for n, a in fused.items() if "layers.1." in n}
+    extra = {n.replace("model.layers.1.", STEM[kind]): a for n, a in fused.items() if "layers.1." in n}
     loader = MemoryLoader(tensors={**fused, **without(extra, "down_proj")}, model=checkpoints.config())
     (problem,) = Pipeline(loader=loader, writer=MemoryWriter()).plan().problems
-    assert problem == f"{EXPERTS['beyond']}, for multi-token prediction: has gate_up only{MEND}"
+    assert problem == f"{EXPERTS[kind]}, for multi-token prediction: has gate_up only{MEND}"
     extra = {n: a[:3] if ".experts." in n else a for n, a in extra.items()}
     loader = MemoryLoader(tensors={**fused, **extra}, model=checkpoints.config())
     (problem,) = Pipeline(loader=loader, writer=MemoryWriter()).plan().problems
-    assert problem == f"{EXPERTS['beyond']}, for multi-token prediction: has 3 of 4 experts{MEND}"
+    assert problem == f"{EXPERTS[kind]}, for multi-token prediction: has 3 of 4 experts{MEND}"
+
+
+def without_packing(config, layout):
+    """config.json without what kt-amx says of itself."""
+    said = {key: config.pop(key, None) for key in ("quantization_config", "amx_quantization")}
+    assert all(said.values()) if layout else not any(said.values())
+    return config
 
 
 @pytest.mark.parametrize("layout", [False, True])
@@ -100,7 +108,7 @@ def test_fused_experts_of_a_layer_must_be_whole():
 )
 def test_config_json_counts_no_layer_that_was_left_out(field, layout):
     made = json.loads(plan(heads(), "omit", layout, **{field: 1, "layer_types": ["full", "full", "mtp"]}).config_json)
-    assert made == checkpoints.config(**{field: 0, "layer_types": ["full", "full"]})
+    assert without_packing(made, layout) == checkpoints.config(**{field: 0, "layer_types": ["full", "full"]})
     nested = {"text_config": {field: 1, "rope_theta": [1e4, 1e4, 1e5]}}
     made = json.loads(plan(heads(), "omit", layout, **nested).config_json)
     assert made["text_config"] == {field: 0, "rope_theta": [1e4, 1e4]}
@@ -119,3 +127,35 @@ def test_config_json_is_left_alone_where_no_such_layer_was():
 
 def test_a_number_that_no_model_has_is_none():
     assert plan(heads(), num_nextn_predict_layers=10**15, text_config=[1]).problems == ()
+
+
+@pytest.mark.parametrize("kind", STEM)
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_of_a_layer_become_bf16_like_the_models_own(kind, fused):
+    own = checkpoints.tensors()
+    data = own | heads(kind)
+    if fused:
+        data = checkpoints.fuse(own)
+        data |= {n.replace("model.layers.1.", STEM[kind]): a for n, a in data.items() if "layers.1." in n}
+    data = {n: a.astype(np.float32) if ".experts." in n else a for n, a in data.items()}
+    loader = MemoryLoader(tensors=data, model=checkpoints.config())
+    planned = Pipeline(loader=loader, preprocess=[MoeToBf16()], writer=MemoryWriter()).plan()
+    assert planned.problems == ()
+    made = {t.name: t.dtype for u in planned.units for t in u.outputs}
+    assert made.keys() == data.keys() and set(made.values()) == {checkpoints.BF16}
+
+
+def test_fp8_experts_of_a_fused_layer_become_bf16():
+    own, data = checkpoints.fuse(checkpoints.tensors()), {}
+    own |= {n.replace("model.layers.1.", STEM["named"]): a for n, a in own.items() if "layers.1." in n}
+    for name, array in own.items():
+        data[name] = array.astype(checkpoints.F8) if ".experts." in name else array
+        if ".experts." in name:
+            shape = (len(array), array.shape[1] // 128, array.shape[2] // 128)
+            data[name + "_scale_inv"] = np.ones(shape, np.float32)
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    loader = MemoryLoader(tensors=data, model=checkpoints.config(quantization_config=quantization))
+    planned = Pipeline(loader=loader, preprocess=[MoeToBf16()], writer=MemoryWriter()).plan()
+    assert planned.problems == ()
+    made = {t.name: (t.dtype, t.shape) for u in planned.units for t in u.outputs}
+    assert made == {n: (checkpoints.BF16, a.shape) for n, a in own.items()}

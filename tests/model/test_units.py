@@ -177,8 +177,12 @@ def test_likely_architectures_are_all_and_those_of_the_model_type_come_first(mod
 
 
 def test_architecture_files_claim_each_model_type_once():
-    claimed = [t for a in architectures() for t in a.model_types]
+    """For single experts; a family may fuse in two ways, under names of their own."""
+    claimed = [t for a in architectures() if a.experts for t in a.model_types]
     assert len(claimed) == len(set(claimed))
+    for model_type in set(claimed):
+        fused = [a.fused for a in architectures() if a.fused and model_type in a.model_types]
+        assert len({f.experts for f in fused}) == len(fused) or len({tuple(f.projections.values()) for f in fused}) > 1
     for architecture in architectures():
         assert architecture.experts or architecture.fused
         assert not architecture.experts or set(architecture.projections) == {"gate", "up", "down"}
@@ -248,7 +252,7 @@ def test_gaps_in_fused_experts_are_named():
 def test_prediction_heads_are_extra(name, file):
     made = [TensorSpec(n, BF16, (4, 4)) for n in checkpoints.tensors()]
     grouping = units_of([*made, TensorSpec(name, BF16, (4, 4), file)], read_model_config(checkpoints.config()))
-    assert [u.name for u in grouping.extra] == [name]
+    assert [t.name for u in grouping.extra for t in u.tensors.values()] == [name]
 
 
 @pytest.mark.parametrize(

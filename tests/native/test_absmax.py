@@ -90,6 +90,22 @@ def test_pack_equals_numpy(n, k, seed, bits):
             assert pack(codes, bits).tobytes() == want, name
 
 
+@pytest.mark.parametrize(("bits", "most"), [(8, 127), (4, 7)])
+def test_the_lowest_code_is_never_made(isa, bits, most):
+    """Whatever the largest weight of a row is: upstream's kernels cannot negate -128, nor -8 of 4 bits."""
+    magnitudes = np.arange(0x7F80, dtype=np.uint16)[:, None]
+    weight = np.repeat(np.hstack([magnitudes, magnitudes | 0x8000]), 20, axis=1).view(BF16)
+    codes, scales = quantise(weight, bits)
+    assert scales[0] == 0 and not codes[0].any()
+    assert (codes[1:, :20] == most).all() and (codes[1:, 20:] == -most).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_scale_of_minus_zeros_is_plus_zero(isa, bits):
+    codes, scales = quantise(np.full((1, 64), -0.0, BF16), bits)
+    assert scales.tobytes() == bytes(4) and not codes.any()
+
+
 def test_a_column_range_is_read_in_place(isa):
     weight = rows(64, 512, 7, 1)
     for bits in (8, 4):

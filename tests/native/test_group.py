@@ -16,10 +16,10 @@ def weights(n, k, seed, spread):
     return ((random.standard_normal((n, k), np.float32) + random.choice([0, 3])) * magnitude).astype(BF16)
 
 
-def quantise(weight, bits, size, symmetric, bf16_scales):
+def quantise(weight, bits, size, symmetric, bf16_scales, narrow=False):
     shape = (weight.shape[0], -(-weight.shape[1] // size))
     codes, scales, zeros = np.empty(weight.shape, np.int8), np.empty(shape, np.float32), np.empty(shape, np.int8)
-    native.group(weight, bits, size, bf16_scales, codes, scales, None if symmetric else zeros)
+    native.group(weight, bits, size, bf16_scales, codes, scales, None if symmetric else zeros, narrow=narrow)
     return codes, scales, np.zeros(shape, np.int8) if symmetric else zeros
 
 
@@ -37,15 +37,30 @@ def everywhere(function):
 @settings(max_examples=200, deadline=None)
 @given(
     n=st.integers(1, 9), k=st.integers(1, 150), size=st.integers(1, 160), seed=st.integers(0, 2**32),
-    spread=st.sampled_from([0, 3, 45]), bits=st.sampled_from([4, 8]), symmetric=st.booleans(), bf16=st.booleans(),
+    spread=st.sampled_from([0, 3, 45]), bits=st.sampled_from([4, 8]), bf16=st.booleans(),
+    rule=st.sampled_from(["symmetric", "asymmetric", "narrow"]),
 )  # fmt: skip
-def test_group_equals_numpy(n, k, size, seed, spread, bits, symmetric, bf16):
+def test_group_equals_numpy(n, k, size, seed, spread, bits, bf16, rule):
+    symmetric, narrow = rule != "asymmetric", rule == "narrow"
     weight = weights(n, k, seed, spread)
     weight[seed % n, : k // 2] = 0
-    want = reference.quantise_groups(weight, bits, size, symmetric, bf16)
-    for name, got in everywhere(lambda: quantise(weight, bits, size, symmetric, bf16)).items():
+    want = reference.quantise_groups(weight, bits, size, symmetric, bf16, narrow)
+    for name, got in everywhere(lambda: quantise(weight, bits, size, symmetric, bf16, narrow)).items():
         for ours, theirs in zip(got, want, strict=True):
             assert np.array_equal(ours, theirs), name
+
+
+@pytest.mark.parametrize(("bits", "most"), [(4, 7), (8, 127)])
+def test_narrow_codes_leave_out_the_lowest(isa, bits, most):
+    """Whatever the largest weight of a group is, and whichever way bf16 rounds its scale."""
+    magnitudes = np.arange(1, 0x7F80, dtype=np.uint16)[:, None]
+    weight = np.repeat(np.hstack([magnitudes, magnitudes | 0x8000]), 40, axis=1).view(BF16)
+    codes, scales, _ = quantise(weight, bits, 80, True, True, narrow=True)
+    assert codes.min() == -most and np.array_equal(codes[:, :40], -codes[:, 40:])
+    normal = scales[:, 0] >= np.finfo(np.float32).tiny  # bf16 has its exponents
+    assert (codes[normal, :40] == most).all()
+    off = np.abs(scales[normal, 0].astype(np.float64) * most / weight[normal, 0].astype(np.float64) - 1)
+    assert off.max() <= 2.0**-8
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -103,6 +118,8 @@ def test_arrays_that_do_not_fit_are_refused():
         native.group(weight, 4, 32, True, codes, np.empty((4, 1), np.float32))
     with pytest.raises(ValueError, match="bits must be 4 or 8"):
         native.group(weight, 3, 32, True, codes, np.empty((4, 2), np.float32))
+    with pytest.raises(ValueError, match="narrow codes have no zero points"):
+        native.group(weight, 4, 64, True, codes, np.empty((4, 1), np.float32), np.empty((4, 1), np.int8), narrow=True)
     with pytest.raises(ValueError, match="one byte for two codes"):
         native.nibbles_pack(codes, np.empty(100, np.uint8))
     with pytest.raises(ValueError, match="one byte for two codes"):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ktforge_plugins import CompressedTensors, Int4, Int8, KtAmx
 
-from ktforge import Pipeline, QuantPart, QuantUnit, Rule, TensorSpec, Unit, UnitSpec
+from ktforge import Pipeline, QuantPart, QuantUnit, Rule, TensorSpec, Unit, UnitSpec, Unsupported
 from ktforge.contract.tensors import BF16
 from ktforge.testing import MemoryLoader, MemoryWriter, check_layout, check_quantizer, expert
 
@@ -49,6 +49,25 @@ def test_packing_equals_the_library(n, groups, seed, size, bits, symmetric):
     for name, array in want.items():
         assert packed[name].dtype == array.dtype and packed[name].shape == array.shape, name
         assert packed[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_narrow_codes_are_packed_without_the_lowest(bits):
+    unit, layout, quantizer = linear(40, 96, 3), CompressedTensors(), QUANTIZERS[bits](group_size=32, narrow_range=True)
+    packed = check_layout(layout, quantizer, unit)
+    codes, scales, _ = reference.quantise_groups(unit.tensors["weight"], bits, 32, True, narrow=True)
+    assert packed["m.weight_packed"].tobytes() == pack_to_int32(torch.from_numpy(codes), bits).numpy().tobytes()
+    assert packed["m.weight_scale"].tobytes() == scales.astype(BF16).tobytes()
+    assert codes.min() == 1 - (1 << (bits - 1))
+    plain = QUANTIZERS[bits](group_size=32)
+    methods = [q.plan(unit.spec, layout.demand(unit.spec)).method for q in (plain, quantizer)]
+    assert methods == [f"minmax-int{bits}/1", f"minmax-narrow-int{bits}/1"]
+
+
+def test_zero_points_have_no_narrow_range():
+    unit = linear(4, 64).spec
+    with pytest.raises(Unsupported, match="narrow_range is for symmetric codes: set symmetric: true"):
+        Int4(symmetric=False, narrow_range=True).plan(unit, CompressedTensors().demand(unit))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -100,6 +119,7 @@ def test_kt_amx_unpacks_too(isa, bits, parts):
 
 @pytest.mark.parametrize(
     ("quantizer", "error"), [(Int4(group_size=32), 0.11), (Int4(group_size=32, symmetric=False), 0.11),
+                             (Int4(group_size=32, narrow_range=True), 0.11),
                              (Int8(group_size=128), 0.01), (Int8(symmetric=False), 0.01)],
 )  # fmt: skip
 def test_quantizers_keep_the_contract(isa, quantizer, error):

@@ -12,7 +12,7 @@ from ktforge_plugins import Int4, Int8, KtAmx, KtFolderWriter, MoeToBf16, Safete
 from ktforge_plugins.writers.kt_folder import _METHODS
 from safetensors import safe_open
 
-from ktforge import CheckpointError, Pipeline, TensorSpec
+from ktforge import CheckpointError, Pipeline, PluginError, TensorSpec
 from ktforge.testing import MemoryLoader, MemoryWriter, check_layout, expert
 
 QUANTIZERS = {4: Int4(), 8: Int8()}
@@ -101,6 +101,29 @@ def test_every_family_end_to_end(family):
     same({n: a for n, a in writer.tensors.items() if "_exps." in n}, want)
     others = [n for n in data if ".experts." not in n]
     assert len(writer.tensors) == len(want) + len(others)
+
+
+@pytest.mark.parametrize(("base", "low", "most"), [(Int4, -8, 7), (Int8, -128, 127)])
+def test_a_code_that_kernels_compute_wrongly_is_refused(base, low, most):
+    class Full(base):
+        """Of the whole range, as another package's quantizer may be."""
+
+        def quantize(self, unit, spec):
+            made = super().quantize(unit, spec)
+            made.parts[-1].codes[3, 5] = low
+            return made
+
+    pipeline = Pipeline(
+        loader=MemoryLoader(tensors=checkpoints.tensors(), model=checkpoints.config()), quantize=Full(),
+        layout=KtAmx(), writer=MemoryWriter(),
+    )  # fmt: skip
+    with pytest.raises(PluginError) as caught:
+        pipeline.run(workers=1)
+    assert caught.value.problems == (
+        f"model.layers.0.mlp.experts.0.down_proj.weight: the quantizer (method absmax-{base.name}/2) made the code "
+        f"{low}; kt-amx takes {base.name} codes from {-most} to {most}, since kt-kernel up to 0.7.0 computes {low} "
+        f"wrongly on AVX-512: have the quantizer clamp at {-most}",
+    )
 
 
 def test_every_tensor_is_aligned_to_its_element(source, out):

@@ -102,22 +102,42 @@ def test_what_is_stored_beside_a_weight_is_cut_with_it():
     assert second.tensors["down.bias"].tolist() == [4, 5, 6, 7]
     assert np.array_equal(second.tensors["up.weight"], gate_up[1, 4:])
     alternating = bound(SplitExperts(gate_up="interleaved"), moe_intermediate_size=4, hidden_size=4)
-    with pytest.raises(Unsupported, match="scales of blocks that hold rows of gate and of up: put moe-to-bf16 before"):
+    with pytest.raises(Unsupported, match="blocks that hold rows of gate and of up: put moe-to-bf16 before"):
         list(alternating.apply(fused_unit(arrays)))
     del arrays["gate_up.weight_scale_inv"]
     second = list(alternating.apply(fused_unit(arrays)))[1]
     assert second.tensors["up.bias"].tolist() == [9, 11, 13, 15]
 
 
-def test_blocks_that_cross_from_gate_to_up_are_refused():
-    """224 rows of each in blocks of 128: the second block has rows of both."""
-    arrays = {
-        "gate_up.weight": np.zeros((1, 448, 128), np.int8), "gate_up.weight_scale_inv": np.ones((1, 4, 1), np.float32),
-        "down.weight": np.zeros((1, 128, 224), np.int8), "down.weight_scale_inv": np.ones((1, 1, 2), np.float32),
-    }  # fmt: skip
-    model = {"moe_intermediate_size": 224, "hidden_size": 128, "quantization_config": {"weight_block_size": [128, 128]}}
-    with pytest.raises(Unsupported, match="scales of blocks that hold rows of gate and of up"):
-        bound(**model).plan(fused_unit(arrays).spec)
+SCALES = {
+    "blocks": lambda e, n, k: (e, -(-n // 128), -(-k // 128)), "rows": lambda e, n, k: (e, n, 1),
+    "one": lambda e, n, k: (e,), "one, flat": lambda e, n, k: (e, 1), "one, as a block": lambda e, n, k: (e, 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scale_of", SCALES)
+@pytest.mark.parametrize("how", ["halves", "interleaved"])
+@pytest.mark.parametrize("size", [224, 256])
+@pytest.mark.parametrize("activation", [False, True])
+def test_scales_of_every_granularity_go_with_their_rows(scale_of, how, size, activation):
+    """224 rows of each in blocks of 128: the second block has rows of both. Cut first or made BF16 first: the same."""
+    random = np.random.default_rng(0)
+    arrays = {}
+    for projection, (n, k) in {"gate_up": (2 * size, 128), "down": (128, size)}.items():
+        arrays[f"{projection}.weight"] = random.standard_normal((2, n, k), np.float32).astype(checkpoints.F8)
+        arrays[f"{projection}.weight_scale_inv"] = random.random(SCALES[scale_of](2, n, k), np.float32) + 0.5
+        if activation:
+            arrays[f"{projection}.activation_scale"] = np.ones(2, np.float32)
+    quantization = {"weight_block_size": [128, 128]} if scale_of == "blocks" else {"quant_method": "fp8"}
+    model = {"moe_intermediate_size": size, "hidden_size": 128, "num_experts": 2, "quantization_config": quantization}
+    split, plain = bound(SplitExperts(gate_up=how), **model), MoeToBf16().bind(checkpoints.config(**model))
+    cut_first = [made for one in split.apply(fused_unit(arrays)) for made in plain.apply(one)]
+    (whole,) = plain.apply(fused_unit(arrays))
+    for one, other in zip(cut_first, split.apply(whole), strict=True):
+        assert one.tensors.keys() == other.tensors.keys() == {"gate.weight", "up.weight", "down.weight"}
+        for role in other.tensors:
+            assert one.spec.tensors[role].shape == other.spec.tensors[role].shape
+            assert one.tensors[role].tobytes() == other.tensors[role].tobytes()
 
 
 @pytest.mark.parametrize("scale_of", ["blocks", "rows"])
@@ -148,7 +168,7 @@ def test_fused_fp8_is_cut_with_its_scales(scale_of, transposed):
     [
         (
             {"model_type": "brand_new"},
-            "no architecture file names model_type 'brand_new', .* say split-experts {gate_up",
+            "is not known of model_type 'brand_new': say --gate-up halves or --gate-up interleaved .*{gate_up",
         ),
         (
             {"moe_intermediate_size": 100},
@@ -181,7 +201,7 @@ def test_gate_and_up_may_be_apart(transposed):
 def test_an_order_that_sizes_leave_open_is_asked_for():
     unit = separate(False, 256, 256)
     sizes = {"moe_intermediate_size": 256, "model_type": "step3p5"}
-    with pytest.raises(Unsupported, match=r"are both 256, .* say split-experts {order: out-in} or in-out"):
+    with pytest.raises(Unsupported, match=r"are both 256, .* say --expert-order out-in or --expert-order in-out"):
         bound(**sizes).plan(unit.spec)
     for order in ("out-in", "in-out"):
         first, _ = bound(SplitExperts(order=order), **sizes).apply(unit)
@@ -263,14 +283,6 @@ def test_the_shape_of_a_cut_is_computed_and_not_made():
             assert cut.shape((7, 9)) == cut.of(np.empty((7, 9))).shape
 
 
-def test_one_number_an_expert_is_not_cut():
-    tensors = {"gate_up.weight": (1, 512, 128), "down.weight": (1, 128, 256), "down.weight_scale": (1,)}
-    specs = {role: TensorSpec(f"x.{role}", BF16, shape) for role, shape in tensors.items()}
-    config = checkpoints.config(hidden_size=128, moe_intermediate_size=256, num_experts=1)
-    with pytest.raises(Unsupported, match=r"x\.down\.weight_scale \(BF16 \[1\]\) has one number an expert: put moe-to"):
-        SplitExperts(gate_up="halves").bind(config).plan(UnitSpec("x", specs, 0, fused=True))
-
-
 def test_a_fused_tensor_without_an_axis_is_refused():
     data = {n: np.zeros((), BF16) if n.endswith("gate_up_proj") else a for n, a in fuse(checkpoints.tensors()).items()}
     loader = MemoryLoader(tensors=data, model=checkpoints.config())
@@ -278,3 +290,22 @@ def test_a_fused_tensor_without_an_axis_is_refused():
     assert (
         f"model.layers.0.mlp.experts.gate_up_proj (BF16 []) has no first axis of {EXPERTS} experts" in plan.problems[0]
     )
+
+
+@pytest.mark.parametrize(
+    "model_type", ["mixtral", "minimax_m2", "phimoe", "kimi_linear", "jamba", "lfm2_moe", "deepseek_v4"]
+)
+def test_listed_families_as_transformers_holds_them(model_type):
+    stem = "feed_forward.experts" if model_type in ("jamba", "lfm2_moe") else "mlp.experts"
+    made = convert(fuse(checkpoints.tensors(), stem=stem), model_type=model_type)[1]
+    same(made, convert(checkpoints.tensors(), model_type="qwen3_moe")[1])
+
+
+@pytest.mark.parametrize(("name", "interleaved"), [("w13_weight", True), ("gate_up_proj", False)])
+def test_a_family_may_fuse_in_two_ways_under_two_names(name, interleaved):
+    """Inkling's own files have rows of gate and up in turn, what transformers holds in memory has halves."""
+    data = fuse(checkpoints.tensors(), interleaved=interleaved)
+    if interleaved:
+        data = {n.replace("gate_up_proj", name).replace("down_proj", "w2_weight"): a for n, a in data.items()}
+    made = convert({n.replace("model.", "model.llm.", 1): a for n, a in data.items()}, model_type="inkling_text")[1]
+    same(made, convert(checkpoints.tensors(), model_type="qwen3_moe")[1])

@@ -104,13 +104,33 @@ def test_a_kt_file_of_another_size_is_named(source, tmp_path, registry):
         dequantize_pipeline(packed, tmp_path / "back", registry).plan()
 
 
-def test_an_unknown_model_type_cannot_get_its_names_back(source, tmp_path, registry):
+@pytest.mark.parametrize("manifest", [True, False])
+def test_an_unknown_model_type_gets_its_names_back_from_the_manifest_alone(source, tmp_path, registry, manifest):
     packed = tmp_path / "packed"
     loader = SafetensorsLoader(path=source)
     Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
     (packed / "config.json").write_text(json.dumps(checkpoints.config(model_type="brand_new")))
-    with pytest.raises(CheckpointError, match=r"no architecture file has names for single experts of .* 'brand_new'"):
+    if manifest:
+        dequantize_pipeline(packed, tmp_path / "back", registry).run()
+        compare(checkpoints.load_output(tmp_path / "back"), lambda p, weight: kt_values(weight, p, 4, 2))
+        return
+    (packed / "ktforge_manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no manifest says what .* were called, .* 'brand_new'\) is not a known"):
         dequantize_pipeline(packed, tmp_path / "back", registry).plan()
+
+
+def test_a_family_that_no_file_knows_comes_back_under_its_own_names(tmp_path, registry):
+    """Names, count and size of its experts are in neither a file of architectures nor its config.json."""
+    data = {n.replace(".mlp.", ".sparse."): a for n, a in checkpoints.tensors().items()}
+    lacking = ("num_experts", "moe_intermediate_size")
+    config = {k: v for k, v in checkpoints.config(model_type="brand_new").items() if k not in lacking}
+    packed, back = tmp_path / "packed", tmp_path / "back"
+    loader = SafetensorsLoader(path=checkpoints.write(tmp_path / "new", data, config))
+    Pipeline(loader=loader, quantize=Int8(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    dequantize_pipeline(packed, back, registry).run()
+    assert json.loads((back / "config.json").read_text()) == config
+    made = {n.replace(".sparse.", ".mlp."): a for n, a in checkpoints.load_output(back).items()}
+    compare(made, lambda projection, weight: kt_values(weight, projection, 8, 2))
 
 
 @pytest.mark.parametrize("layout", [KtAmx(), CompressedTensors()])

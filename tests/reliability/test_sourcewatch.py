@@ -222,7 +222,7 @@ def lost(path, pages, left):
     """A mapped file that was cut short behind the page ``left``."""
     path.write_bytes(b"x" * pages * PAGE)
     with path.open("rb") as opened:
-        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = native.MappedFile(opened.fileno())
     os.truncate(path, left * PAGE)
     return mapped
 

@@ -31,6 +31,18 @@ class InputType(StrEnum):
     auto = "auto"
 
 
+class GateUp(StrEnum):
+    auto = "auto"
+    halves = "halves"
+    interleaved = "interleaved"
+
+
+class ExpertOrder(StrEnum):
+    auto = "auto"
+    out_in = "out-in"
+    in_out = "in-out"
+
+
 @takes_run_options
 def command(
     input_path: InputPath,
@@ -40,7 +52,7 @@ def command(
         typer.Option(
             "--quant-method",
             metavar="NAME",
-            help="int4, int8, rawint4 (int4 in groups of 32), or what a plugin offers.",
+            help="int4, int8, rawint4 (int4 in groups of 32, codes -7 to 7), or what a plugin offers.",
         ),
     ],
     input_type: Annotated[
@@ -70,6 +82,12 @@ def command(
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
     ] = False,
     follow_links: FollowLinks = False,
+    gate_up: Annotated[
+        GateUp, typer.Option("--gate-up", help="How fused experts keep gate and up in one tensor.")
+    ] = GateUp.auto,
+    expert_order: Annotated[
+        ExpertOrder, typer.Option("--expert-order", help="Axes of fused experts' matrices, outputs or inputs first.")
+    ] = ExpertOrder.auto,
     block: Block = None,
     plugins: PluginFiles = None,
     print_pipeline: Annotated[
@@ -98,6 +116,7 @@ def command(
         follow_links=follow_links, writer="kt-folder" if no_merge_safetensor else "safetensors",
         quantize={"group_size": group_size} if group_size else None,
         layout={"threadpool_count": threadpool_count} if threadpool_count else None,
+        fused={"gate_up": gate_up.value, "order": expert_order.value},
     )  # fmt: skip
     pipeline = build_pipeline(data, registry, NAME)
     if print_pipeline:

@@ -10,6 +10,7 @@ from ktforge.cli.table import show_rows
 
 if TYPE_CHECKING:
     from ktforge.inspection.description import Inspection
+    from ktforge.readback.codes import LowestCodes
 
 NAME = "inspect"
 
@@ -21,7 +22,9 @@ def command(
     block: Block = None,
     plugins: PluginFiles = None,
 ) -> None:
-    """Show what a checkpoint is, what can be made of it and what is wrong with it, from headers alone.
+    """Show what a checkpoint is, what can be made of it and what is wrong with it.
+
+    That is from headers alone, but for a sample of the codes of packed INT4.
 
     Exits with 1 if something is wrong with it or nothing can be made of it, after what was found; of one that cannot be
     read at all, such as without a shard, it says why.
@@ -58,6 +61,8 @@ def _rows(seen: Inspection) -> list[tuple[str, str]]:
             rows.append((label, f"{', '.join(storage)}; {size_text(size)}"))
     if seen.quantization:
         rows.append(("quantised", ", ".join(f"{k} {v}" for k, v in seen.quantization.items())))
+    if seen.lowest_codes:
+        rows.append(("codes", _codes(seen.lowest_codes)))
     if seen.mtp_bytes:
         rows.append(("mtp", f"multi-token-prediction layers, {size_text(seen.mtp_bytes)}"))
     rows.append(("files", f"{len(seen.files):,} with {counted(seen.tensors, 'tensor')}"))
@@ -71,6 +76,16 @@ def _rows(seen: Inspection) -> list[tuple[str, str]]:
             )
         )
     return rows
+
+
+def _codes(found: LowestCodes) -> str:
+    sample = f"{found.codes:,} looked at, in {found.looked_at:,} of {found.weights:,} weights"
+    if not found.share:
+        return f"none is -8 ({sample})"
+    return (
+        f"{100 * found.share:.2g} % are -8 ({sample}), which RAWINT4 of kt-kernel up to 0.7.0 computes wrongly on "
+        "AVX-512: serve it with 0.7.0.post4 or later, or convert it with --quant-method rawint4"
+    )
 
 
 def _targets(seen: Inspection) -> list[tuple[str, str]]:

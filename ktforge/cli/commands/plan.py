@@ -94,6 +94,7 @@ def _rows(plan: Plan, workers: int | None, memory_limit: int | None) -> list[tup
         size = size_text(total_bytes(plan.left_out))
         more = f", {plan.left_out[0].name} among them" if len(plan.left_out) > 1 else f", {plan.left_out[0].name}"
         rows.append(("left out", f"{counted(len(plan.left_out), 'tensor')}, {size}{more}"))
+    rows += [("config.json", note.removeprefix("config.json ")) for note in plan.notes]
     if foreseen := outlook(plan):
         rows.append(("output folder", foreseen))
     return rows

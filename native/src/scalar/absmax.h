@@ -23,30 +23,24 @@ static inline uint32_t ktq_bits_of_f32(float value) {
 
 static inline float ktq_f32_of_bf16(uint16_t bits) { return ktq_f32_of_bits((uint32_t)bits << 16); }
 
-/* A row of nothing but minus zeros keeps its sign in the scale: the golden files do. */
-static inline float ktq_row_absmax(const uint16_t *w, size_t k, uint16_t amax_bits) {
-    if (amax_bits == 0) {
-        size_t j = 0;
-        while (j < k && w[j] == 0x8000u) j++;
-        return k != 0 && j == k ? -0.0f : 0.0f;
-    }
-    return ktq_f32_of_bf16(amax_bits);
+/* The scale of a row of 8 or 4 bits. For 8, upstream divides by 127 in float, but is built with -ffast-math, which makes
+ * that a product with the rounded 1/127: another last bit in one row of twenty. For 4 it divides in double, which stays
+ * a division. */
+static inline float ktq_row_scale(uint16_t amax_bits, int bits) {
+    const float amax = ktq_f32_of_bf16(amax_bits);
+    return bits == 8 ? amax * (1.0f / 127.0f) : (float)((double)amax / 112.0);
 }
-
-static inline float ktq_scale_i8(float amax) { return amax / 127.0f; }
-
-/* Upstream divides in double here and in float for 8 bits. */
-static inline float ktq_scale_i4(float amax) { return (float)((double)amax / 112.0); }
 
 static inline float ktq_inverse(float scale) { return scale != 0.0f ? 1.0f / scale : 0.0f; }
 
 /* inverse is infinite only where the row's largest weight is below 2^-121: then a product may be infinite, which
- * clamps, or 0 * inf = NaN, which is the code of zero. */
+ * clamps, or 0 * inf = NaN, which is the code of zero. No other row comes to a clamp. -128 is never a code, nor -8 of 4
+ * bits: some of upstream's kernels cannot negate it (docs/formats/kt-amx.md). */
 static inline int ktq_code_i8(float w, float inverse) {
     float x = w * inverse;
     if (isnan(x)) return 0;
     if (x > 127.0f) x = 127.0f;
-    if (x < -128.0f) x = -128.0f;
+    if (x < -127.0f) x = -127.0f;
     return (int)rintf(x);
 }
 
@@ -54,8 +48,8 @@ static inline int ktq_code_i8(float w, float inverse) {
 static inline int ktq_code_i4(float w, float inverse) {
     int code = ktq_code_i8(w, inverse);
     int nibble = ((code < 0 ? -code : code) + 8) >> 4;
-    if (code < 0) return -nibble;
-    return nibble > 7 ? 7 : nibble;
+    if (nibble > 7) nibble = 7;
+    return code < 0 ? -nibble : nibble;
 }
 
 /* Names the first weight of a row that is not finite. */

@@ -11,13 +11,17 @@ typedef struct ktq_step {
 } ktq_step;
 
 /* low and high are the group's extremes. Symmetric: the range is 2^bits - 1 steps wide around zero, as
- * compressed-tensors has it, so the largest weight lies half a step outside. Asymmetric: from low to high, with zero
- * in between, and a zero point that makes it exact. */
+ * compressed-tensors has it, so the largest weight lies half a step outside; narrow, one step less wide, so the largest
+ * weight is the highest code or its negative: a scale rounded to bf16 puts it at 7.03 of 4 bits at most, and clamping
+ * is for scales below bf16's normal numbers alone. Asymmetric: from low to high, with zero in between, and a zero point
+ * that makes it exact. */
 static inline ktq_step ktq_group_step(float low, float high, const ktq_grid *grid, float *scale) {
     const int half = 1 << (grid->bits - 1);
-    const double steps = 2 * half - 1;
-    ktq_step step = {0.0f, 0, -half, half - 1};
+    const int lowest = grid->narrow ? 1 - half : -half;
+    const double steps = half - 1 - lowest;
+    ktq_step step = {0.0f, 0, lowest, half - 1};
     double range;
+    low += 0.0f, high += 0.0f; /* no -0: which zero of a group is its extreme depends on the order of comparisons */
     if (grid->symmetric) {
         range = 2.0 * (-low > high ? -low : high);
     } else {

@@ -221,10 +221,11 @@ def ktforge_layouts() -> Iterable[type[Layout]]:
 @hookimpl
 def ktforge_presets() -> Iterable[Preset]:
     layout, readers = {"use": CompressedTensors.name}, "for KTransformers' RAWINT4, vLLM, SGLang, transformers"
-    columns = f"columns that share a scale; KTransformers' RAWINT4 reads {RAWINT4_GROUP}"
-    grouped = {"use": "int4", "group_size": RAWINT4_GROUP}
+    columns = f"columns that share a scale, {RAWINT4_GROUP}, and codes -7 to 7: as every RAWINT4 reads them"
+    # A code of -8 its kernels up to 0.7.0 compute wrongly on AVX-512.
+    grouped = {"use": "int4", "group_size": RAWINT4_GROUP, "narrow_range": True}
     yield Preset(
-        "rawint4", grouped, layout, f"INT4 in groups of {RAWINT4_GROUP}, {readers}",
+        "rawint4", grouped, layout, f"INT4 in groups of {RAWINT4_GROUP}, codes -7 to 7, {readers}",
         notes={"quantize": columns, "layout": readers}, order=10,
     )  # fmt: skip
     for order, bits in enumerate((8, 4), 11):

@@ -17,6 +17,7 @@ from ktforge import (
     PackedSpec,
     PackedUnit,
     Part,
+    PluginError,
     Preset,
     Quantizer,
     QuantPart,
@@ -35,8 +36,9 @@ from ktforge.contract.stages import Fused, PlanKey, alike
 from ktforge.contract.tensors import F32, PROJECTIONS
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import read_model_config
-from ktforge.model.units import canonical, expert_unit
-from ktforge_plugins.quantize.integer import IntegerQuantizer, not_finite
+from ktforge.model.names import canonical
+from ktforge.model.units import expert_unit
+from ktforge_plugins.quantize.integer import IntegerQuantizer, kt_method, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 _STEM = re.compile(
@@ -129,6 +131,7 @@ class KtAmx(Layout):
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         for part, quantised in zip(unit.spec.parts, unit.parts, strict=True):
             stem = self._stem(unit.spec.unit, part)
+            self._check_codes(unit.spec, part, quantised.codes)
             native.kt_amx_pack(quantised.codes, unit.spec.bits, out[f"{stem}.weight"])
             out[f"{stem}.scale"][:] = quantised.scales[:, 0]
 
@@ -155,7 +158,7 @@ class KtAmx(Layout):
             bits = 8 * weight.nbytes // codes if weight and codes else 8
             if bits not in COLS_MULTIPLE:
                 raise CheckpointError(f"{weight} is no weight of {list(first.shape)} in 4 or 8 bits: see config.json")
-            yield QuantSpec(unit, demand.parts, bits, f"absmax-int{bits}/1", scale_bits=8)
+            yield QuantSpec(unit, demand.parts, bits, kt_method(bits), scale_bits=8)
 
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         parts = []
@@ -168,7 +171,7 @@ class KtAmx(Layout):
     def fused(self, quantizer: Quantizer, spec: QuantSpec) -> Fused | None:
         """One pass for the absmax quantizers, unless a subclass of theirs or of this layout does something else."""
         known = type(quantizer).quantize is IntegerQuantizer.quantize and type(self).pack is KtAmx.pack
-        return partial(self._quantise_and_pack, spec) if known and spec.method == f"absmax-int{spec.bits}/1" else None
+        return partial(self._quantise_and_pack, spec) if known and spec.method == kt_method(spec.bits) else None
 
     def _quantise_and_pack(self, spec: QuantSpec, unit: Unit, out: PackedUnit) -> None:
         for part in spec.parts:
@@ -188,7 +191,9 @@ class KtAmx(Layout):
         if self.non_experts == "keep":
             return tensor.name
         name = canonical(tensor.name)
-        return name.replace("model.layers.", "blk.", 1).removeprefix("model.")
+        if name.startswith("model.layers."):  # the language model's own layers, not those of a vision tower
+            return "blk." + name.removeprefix("model.layers.")
+        return name.removeprefix("model.")
 
     def original(self, name: str) -> str:
         if self.non_experts != "rename":
@@ -203,6 +208,20 @@ class KtAmx(Layout):
     @staticmethod
     def _stem(unit: UnitSpec, part: Part) -> str:
         return f"blk.{unit.layer}.ffn_{part.projection}_exps.{unit.expert}.numa.{part.index}"
+
+    def _check_codes(self, spec: QuantSpec, part: Part, codes: np.ndarray) -> None:
+        """Raises PluginError for the lowest code that bits can say: kernels negate codes, and for it there is no other.
+
+        See docs/formats/kt-amx.md. The pass of :meth:`fused` never makes one.
+        """
+        most = (1 << (spec.bits - 1)) - 1
+        lowest = codes.min(initial=0)
+        if lowest < -most:
+            raise PluginError(
+                f"{spec.unit.tensors[part.role].name}: the quantizer (method {spec.method}) made the code {lowest}; "
+                f"{self.name} takes int{spec.bits} codes from {-most} to {most}, since kt-kernel up to 0.7.0 computes "
+                f"{-most - 1} wrongly on AVX-512: have the quantizer clamp at {-most}"
+            )
 
     def _check_sizes(self, spec: QuantSpec) -> None:
         """Refuses what upstream aborts on after minutes, and says which thread-pool counts fit."""

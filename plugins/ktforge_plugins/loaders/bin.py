@@ -8,6 +8,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +20,7 @@ from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpe
 from ktforge.checkpoint.shards import merge_scans
 from ktforge.contract.tensors import DTYPES, dtype_name
 from ktforge.disk import system
+from ktforge.native import WatchedRanges
 
 if TYPE_CHECKING:
     import torch
@@ -29,14 +31,38 @@ INDEX = "pytorch_model.bin.index.json"
 PICKLE_LIMIT = 100 * 1000 * 1000
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file as torch has loaded it. What is watched comes first, so that it goes before the mapping does."""
+
+    watched: WatchedRanges
+    #: Addresses between which pages are those of the file; a tensor elsewhere is a copy that torch made.
+    mapped: list[tuple[int, int]]
+    tensors: dict[str, torch.Tensor]
+
+    def part(self, spec: TensorSpec) -> torch.Tensor:
+        """A tensor, or those of its rows that a spec from :meth:`BinLoader.rows` means."""
+        tensor = self.tensors[spec.name].detach()
+        if tuple(tensor.shape) == spec.shape:
+            return tensor
+        start = spec.offset // tensor[:1].nbytes
+        return tensor[start : start + spec.shape[0]]
+
+
+class _View:
+    """What numpy keeps beside an array of a file's bytes, so that they are watched for as long as it lives."""
+
+    def __init__(self, file: _File, array: np.ndarray) -> None:
+        self._file, self._array = file, array
+        self.__array_interface__ = array.__array_interface__
+
+
 class BinLoader(FolderLoader):
     """Reads pytorch_model*.bin: tensors only (``weights_only=True``), mapped, never arbitrary pickle."""
 
     name: ClassVar[str] = "bin"
 
-    _files_read: dict[Path, dict[str, torch.Tensor]] = PrivateAttr(default_factory=dict)
-    #: Addresses between which pages are those of the file; a tensor elsewhere is a copy that torch made.
-    _mapped: dict[Path, list[tuple[int, int]]] = PrivateAttr(default_factory=dict)
+    _files_read: dict[Path, _File] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     @classmethod
@@ -55,17 +81,24 @@ class BinLoader(FolderLoader):
     def read(self, spec: TensorSpec) -> np.ndarray:
         import torch
 
-        tensor = self._stored(spec).contiguous()
+        assert spec.file is not None
+        file = self._file(spec.file)
         # numpy has no bf16 or fp8 of its own, so the bytes travel and ml_dtypes names them.
-        return tensor.view(-1).view(torch.uint8).numpy().view(spec.dtype).reshape(spec.shape)
+        array = file.part(spec).contiguous().view(-1).view(torch.uint8).numpy()
+        return np.asarray(_View(file, array)).view(spec.dtype).reshape(spec.shape)
 
     def release(self, spec: TensorSpec) -> None:
         """Takes the tensor's pages out of this process; a view that is still in use has them back when it is read."""
-        tensor = self._stored(spec)
-        if tensor.numel() and spec.file is not None:
+        assert spec.file is not None
+        with self._lock:
+            file = self._files_read.get(spec.file)
+        if file is None:  # it was never read, and that error counts
+            return
+        tensor = file.part(spec)
+        if tensor.numel():
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             start, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-            if any(low <= start and end <= high for low, high in self._mapped[spec.file]):
+            if any(low <= start and end <= high for low, high in file.mapped):
                 system.drop_pages(start, end - start)
 
     def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
@@ -73,16 +106,8 @@ class BinLoader(FolderLoader):
 
     def scratch_bytes(self, spec: TensorSpec) -> int:
         """The mapped pages of a tensor that is not contiguous, beside its copy."""
-        return 0 if self._stored(spec).is_contiguous() else spec.nbytes
-
-    def _stored(self, spec: TensorSpec) -> torch.Tensor:
-        """The tensor in the mapped file, or those of its rows that a spec from :meth:`rows` means."""
         assert spec.file is not None
-        tensor = self._tensors(spec.file)[spec.name].detach()
-        if tuple(tensor.shape) == spec.shape:
-            return tensor
-        start = spec.offset // tensor[:1].nbytes
-        return tensor[start : start + spec.shape[0]]
+        return 0 if self._file(spec.file).part(spec).is_contiguous() else spec.nbytes
 
     def _files(self) -> tuple[list[Path], dict[str, str] | None]:
         files, weight_map = self.contents().weight_files(PATTERN, INDEX)
@@ -91,7 +116,7 @@ class BinLoader(FolderLoader):
         return files, weight_map
 
     def _scan_file(self, file: Path) -> Iterator[TensorSpec]:
-        tensors = self._tensors(file)  # which says so where torch is missing
+        tensors = self._file(file).tensors  # which says so where torch is missing
         dtypes = _numpy_dtypes()
         for name, tensor in tensors.items():
             if tensor.dtype not in dtypes:
@@ -101,12 +126,13 @@ class BinLoader(FolderLoader):
                 )
             yield TensorSpec(name, dtypes[tensor.dtype], tuple(tensor.shape), file)
 
-    def _tensors(self, file: Path) -> dict[str, torch.Tensor]:
+    def _file(self, path: Path) -> _File:
         with self._lock:
-            if file not in self._files_read:
-                self._files_read[file] = _load(file)
-                self._mapped[file] = _mapped(file)
-            return self._files_read[file]
+            if path not in self._files_read or self._files_read[path].watched.lost:
+                tensors = _load(path)
+                mapped = _mapped(path, tensors)
+                self._files_read[path] = _File(WatchedRanges(mapped), mapped, tensors)
+            return self._files_read[path]
 
 
 def _numpy_dtypes() -> dict[torch.dtype, np.dtype]:
@@ -154,20 +180,21 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
     return dict(state)
 
 
-def _mapped(file: Path) -> list[tuple[int, int]]:
-    """Where this process has mapped a file, from /proc/self/maps; nowhere if its bytes are in the other order, for then
-    torch has changed the mapped pages."""
+def _mapped(file: Path, tensors: dict[str, torch.Tensor]) -> list[tuple[int, int]]:
+    """Where this process has mapped a file for these tensors, from /proc/self/maps; nowhere if its bytes are in the
+    other order, for then torch has changed the mapped pages."""
     with zipfile.ZipFile(file) as archive:
         order = next((archive.read(n) for n in archive.namelist() if n.endswith("/byteorder")), b"little")
     maps = Path("/proc/self/maps")
     if order.decode(errors="replace") != sys.byteorder or not maps.exists():
         return []
     found, path = [], os.fsencode(file.resolve()).replace(b"\n", b"\\012")
+    addresses = [tensor.data_ptr() for tensor in tensors.values()]
     for line in maps.read_bytes().splitlines():
-        addresses, *_, name = line.split(None, 5)
-        if name == path:
-            low, _, high = addresses.partition(b"-")
-            found.append((int(low, 16), int(high, 16)))
+        ends, *_, name = line.split(None, 5)
+        low, high = (int(end, 16) for end in ends.split(b"-"))
+        if name == path and any(low <= address < high for address in addresses):
+            found.append((low, high))
     return found
 
 

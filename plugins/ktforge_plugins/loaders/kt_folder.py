@@ -18,7 +18,7 @@ from ktforge.checkpoint.shards import merge_scans
 from ktforge.contract.tensors import F32
 from ktforge.model.architectures import NUMBER
 from ktforge.text import first_of
-from ktforge_plugins.loaders.safetensors import SafetensorsLoader
+from ktforge_plugins.loaders.safetensors import SafetensorsLoader, cut_short, map_file
 
 PATTERN = "_layer_*/_numa_*/*.kt"
 _FILE = re.compile(
@@ -53,7 +53,10 @@ class KtFolderLoader(FolderLoader):
         assert spec.file is not None
         if spec.file.suffix != ".kt":
             return self._rest().read(spec)
-        return np.memmap(spec.file, spec.dtype, "r", shape=spec.shape)
+        mapped = map_file(spec.file)
+        if len(mapped) < spec.nbytes:
+            raise cut_short(spec)
+        return np.frombuffer(mapped, np.uint8, spec.nbytes).view(spec.dtype).reshape(spec.shape)
 
     def release(self, spec: TensorSpec) -> None:
         """A .kt file is mapped for as long as its array lives."""

@@ -23,6 +23,7 @@ from ktforge.checkpoint.shards import merge_scans
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES
 from ktforge.disk.reading import parse_json
+from ktforge.native import MappedFile
 
 INDEX = "model.safetensors.index.json"
 #: The library's own limit, in bytes.
@@ -40,7 +41,7 @@ class SafetensorsLoader(FolderLoader):
     name: ClassVar[str] = "safetensors"
     io: Io = "mmap"
 
-    _maps: dict[Path, mmap.mmap] = PrivateAttr(default_factory=dict)
+    _maps: dict[Path, MappedFile] = PrivateAttr(default_factory=dict)
     _sources: list[SourceFile] = PrivateAttr(default_factory=list)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
@@ -71,7 +72,7 @@ class SafetensorsLoader(FolderLoader):
             return _pread(spec.file, spec)
         mapped = self._mapped(spec.file)
         if len(mapped) < spec.offset + spec.nbytes:
-            raise _cut_short(spec)
+            raise cut_short(spec)
         raw = np.frombuffer(mapped, np.uint8, spec.nbytes, spec.offset)
         return raw.view(spec.dtype).reshape(spec.shape)
 
@@ -97,15 +98,19 @@ class SafetensorsLoader(FolderLoader):
             raise CheckpointError(f"{self.path} has no *.safetensors files")
         return files, weight_map
 
-    def _mapped(self, file: Path) -> mmap.mmap:
+    def _mapped(self, file: Path) -> MappedFile:
         with self._lock:
-            if file not in self._maps:
-                with _opened(file) as opened:
-                    try:
-                        self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-                    except ValueError as error:  # an empty file cannot be mapped
-                        raise CheckpointError(f"{file} is empty: it was cut short after it was opened") from error
+            if file not in self._maps or self._maps[file].lost:
+                self._maps[file] = map_file(file)
             return self._maps[file]
+
+
+def map_file(file: Path) -> MappedFile:
+    with _opened(file) as opened:
+        try:
+            return MappedFile(opened.fileno())
+        except ValueError as error:  # an empty file cannot be mapped
+            raise CheckpointError(f"{file} is empty: it was cut short after it was opened") from error
 
 
 def _pread(file: Path, spec: TensorSpec) -> np.ndarray:
@@ -115,7 +120,7 @@ def _pread(file: Path, spec: TensorSpec) -> np.ndarray:
         while left:
             count = os.preadv(opened.fileno(), [left], offset)
             if count == 0:
-                raise _cut_short(spec)
+                raise cut_short(spec)
             left, offset = left[count:], offset + count
     return array
 
@@ -129,7 +134,7 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _cut_short(spec: TensorSpec) -> CheckpointError:
+def cut_short(spec: TensorSpec) -> CheckpointError:
     return CheckpointError(f"{spec.file} ends before {spec.name} does: it was cut short after it was opened")
 
 

@@ -18,8 +18,8 @@ from pydantic import PrivateAttr
 from ktforge import CheckpointError, Preprocessor, TensorSpec, UnitSpec, Unsupported, hookimpl
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES, dtype_name
+from ktforge.model.names import canonical
 from ktforge.model.number_format import DOWNLOAD, NumberFormat, Stored
-from ktforge.model.units import canonical
 from ktforge_plugins.preprocess import integers, scales
 
 I8, I32 = DTYPES["I8"], DTYPES["I32"]

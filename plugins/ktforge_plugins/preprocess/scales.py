@@ -47,6 +47,8 @@ def block_of(
         if announced:  # what config.json says is what the scales mean, even where another grid would divide evenly
             if scale.shape == grid:
                 return announced
+            if scale.shape == (rows, grid[1]):  # of rows that were cut out of blocks which gate and up share
+                return 1, announced[1]
         elif rows % scale.shape[0] == 0 and cols % scale.shape[1] == 0:
             return rows // scale.shape[0], cols // scale.shape[1]
     blocks = f"blocks of {list(announced)} (config.json)" if announced else "blocks of one size (config.json has none)"

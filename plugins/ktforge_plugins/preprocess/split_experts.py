@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -14,27 +15,41 @@ from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.model.architectures import gate_up_of
 from ktforge.model.config import quantization_config, read_model_config
+from ktforge.model.names import canonical
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where a tensor of one expert lies in a fused one: of expert ``e``, ``rows`` of the axis of outputs."""
+    """Where a tensor of one expert lies in a fused one: of expert ``e``, ``rows`` of the axis of outputs.
+
+    ``number``: the expert has one number there, which goes for all its projections. ``block``: a row stands for so many
+    rows of the weight, which has ``total``; they are cut from the rows of the weight, each with its number.
+    """
 
     source: str
     rows: slice
     axis: int
     transposed: bool
+    number: bool = False
+    block: int = 1
+    total: int = 0
 
     def of(self, expert: np.ndarray) -> np.ndarray:
-        """A view of what one expert's share ``expert`` holds for this projection."""
+        """What one expert's share ``expert`` holds for this projection, a view where no row is repeated."""
+        if self.number:
+            return expert.reshape(1)
+        if self.block > 1:
+            expert = expert.repeat(self.block, axis=self.axis)[: self.total]
         cut = expert[(slice(None),) * self.axis + (self.rows,)]
         return cut.T if self.transposed else cut
 
     def shape(self, expert: tuple[int, ...]) -> tuple[int, ...]:
         """That of the view: nothing is made of a shape that may be a stranger's."""
-        count = len(range(expert[self.axis])[self.rows])
+        if self.number:
+            return (1,)
+        count = len(range(self.total if self.block > 1 else expert[self.axis])[self.rows])
         cut = (*expert[: self.axis], count, *expert[self.axis + 1 :])
         return cut[::-1] if self.transposed else cut
 
@@ -100,9 +115,6 @@ class SplitExperts(Preprocessor):
         odd = [t for t in unit.tensors.values() if t.shape[:1] != (unit.experts,)]
         if odd:
             raise Unsupported(*(f"{t} has no first axis of {unit.experts} experts" for t in odd))
-        flat = [t for t in unit.tensors.values() if len(t.shape) == 1]
-        if flat:
-            raise Unsupported(*(f"{t} has one number an expert: put moe-to-bf16 before {self.name}" for t in flat))
         transposed = self._transposed(unit)
         cuts = {}
         for ours in ("gate", "up", "down"):
@@ -111,10 +123,10 @@ class SplitExperts(Preprocessor):
                 fused = projection == "gate_up" and ours != "down"
                 if projection != ours and not fused:
                     continue
-                flip = transposed and len(tensor.shape) == 3  # the weight and what is laid out like it
-                axis = 1 if flip else 0
-                rows = self._rows(ours, tensor, axis) if fused else slice(None)
-                cuts[f"{ours}.{parameter}"] = _Cut(role, rows, axis, flip)
+                number = math.prod(tensor.shape[1:]) == 1
+                flip = transposed and len(tensor.shape) == 3 and not number  # the weight and what is laid out like it
+                cut = _Cut(role, slice(None), 1 if flip else 0, flip, number)
+                cuts[f"{ours}.{parameter}"] = self._part(cut, ours, tensor) if fused and not number else cut
         return cuts
 
     def _transposed(self, unit: UnitSpec) -> bool:
@@ -141,38 +153,52 @@ class SplitExperts(Preprocessor):
         if len(fitting) > 1:
             raise Unsupported(
                 f"hidden and expert size are both {size}, so the axis order of {', '.join(weights)} is not known: "
-                f"say {self.name} {{order: out-in}} or in-out"
+                f"say --expert-order out-in or --expert-order in-out (in a pipeline file, {self.name} "
+                "{order: out-in} or in-out)"
             )
         return fitting[0]
 
-    def _rows(self, projection: str, tensor: TensorSpec, axis: int) -> slice:
+    def _part(self, cut: _Cut, projection: str, tensor: TensorSpec) -> _Cut:
+        """``cut`` of a tensor that gate and up share, for one of the two."""
         assert self._model is not None
-        total = tensor.shape[1 + axis] if len(tensor.shape) > 1 + axis else 0
-        how = gate_up_of(self._model.model_type) if self.gate_up == "auto" else self.gate_up
+        total = tensor.shape[1 + cut.axis] if len(tensor.shape) > 1 + cut.axis else 0
+        how = gate_up_of(self._model.model_type, canonical(tensor.name)) if self.gate_up == "auto" else self.gate_up
+        size, first = self._model.expert_size, projection == "gate"
+        if tensor.shape[1:] == (2,) and size > 1:  # one number of each
+            return replace(cut, rows=slice(0, 1) if first else slice(1, 2))
         if how is None:
             raise Unsupported(
-                f"no architecture file names model_type {self._model.model_type!r}, so whether gate and up are halves "
-                f"of {tensor.name} or alternate is not known: say {self.name} {{gate_up: halves}} or interleaved"
+                f"whether gate and up are halves of {tensor.name} or alternate is not known of model_type "
+                f"{self._model.model_type!r}: say --gate-up halves or --gate-up interleaved "
+                f"(in a pipeline file, {self.name} {{gate_up: halves}} or interleaved)"
             )
-        self._check_cut(tensor, total, how)
-        first = projection == "gate"
-        if how == "interleaved":
-            return slice(0 if first else 1, None, 2)
-        return slice(0, total // 2) if first else slice(total // 2, None)
+        block = self._rows_of_a_scale(tensor, total)
+        if how == "halves" and (block == 1 or (size % block == 0 and total == 2 * (size // block))):
+            return replace(cut, rows=slice(0, total // 2) if first else slice(total // 2, None))
+        if block > 1 and tensor.dtype.kind in "iu":  # packed numbers, or exponents
+            raise Unsupported(
+                f"{tensor} has numbers for blocks that hold rows of gate and of up: put moe-to-bf16 before {self.name} "
+                "in a pipeline file, which `ktforge convert … --print-pipeline` writes"
+            )
+        halves = slice(0, size) if first else slice(size, None)
+        rows = halves if how == "halves" else slice(0 if first else 1, None, 2)
+        return replace(cut, rows=rows, block=block, total=2 * size)
 
-    def _check_cut(self, tensor: TensorSpec, total: int, how: str) -> None:
-        """Refuses what one cut cannot part: scales of blocks that hold rows of gate and of up."""
+    def _rows_of_a_scale(self, tensor: TensorSpec, total: int) -> int:
+        """How many rows of the weight one of the ``total`` rows of ``tensor`` stands for; 1 for the weight itself."""
         assert self._model is not None
         size = self._model.expert_size
         if total == 2 * size:
-            return
+            return 1
         block = self._block[0] if isinstance(self._block, list) and self._block else 0
         if not isinstance(block, int) or block < 1:  # not announced: the grid tells, if it divides evenly
             block = 2 * size // total if total and 2 * size % total == 0 else 0
-        if how == "interleaved" or not block or size % block or total != 2 * (size // block):
+        if not block or total != -(-2 * size // block):
             raise Unsupported(
-                f"{tensor} has scales of blocks that hold rows of gate and of up: put moe-to-bf16 before {self.name}"
+                f"{tensor} does not fit gate and up of {size} rows each, alone or in blocks of one size: check "
+                "moe_intermediate_size and weight_block_size in config.json"
             )
+        return block
 
 
 @hookimpl

@@ -15,6 +15,7 @@ class Int4(IntegerQuantizer):
 
     name: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
+    trusted: ClassVar[bool] = True
 
     def plan_key(self) -> PlanKey:
         return alike

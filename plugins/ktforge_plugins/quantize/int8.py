@@ -15,6 +15,7 @@ class Int8(IntegerQuantizer):
 
     name: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
+    trusted: ClassVar[bool] = True
 
     def plan_key(self) -> PlanKey:
         return alike

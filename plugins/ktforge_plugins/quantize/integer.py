@@ -28,6 +28,11 @@ from ktforge.contract.tensors import BF16, F32, dtype_name
 KT_SCALE_BITS = 8
 
 
+def kt_method(bits: int) -> str:
+    """The method of KTransformers' rule, which kt-amx reads back and does in one pass."""
+    return f"absmax-int{bits}/2"
+
+
 class IntegerQuantizer(Quantizer):
     """Codes of ``bits`` bits and a scale per group of columns, from the group's extremes.
 
@@ -40,6 +45,11 @@ class IntegerQuantizer(Quantizer):
         default="channel", description="Columns that share a scale, such as 32 or 128; `channel` is a whole row."
     )
     symmetric: bool = Field(default=True, description="Codes without a zero point.")
+    narrow_range: bool = Field(
+        default=False,
+        description="Symmetric codes without the lowest, -8 of 4 bits, which KTransformers' RAWINT4 up to 0.7.0 "
+        "computes wrongly on AVX-512.",
+    )
 
     def plan(self, unit: UnitSpec, demand: Demand) -> QuantSpec:
         for projection, parameters in unit.projections().items():
@@ -48,14 +58,15 @@ class IntegerQuantizer(Quantizer):
             raise Unsupported(f"{self.name} makes F32 or BF16 scales; the layout asks for {demand.scale_dtype}")
         if demand.scale_bits is not None:
             return self._plan_kt(unit, demand)
+        if self.narrow_range and not self.symmetric:
+            raise Unsupported("narrow_range is for symmetric codes: set symmetric: true, or leave it away")
         size = None if self.group_size == "channel" else self.group_size
         for part in demand.parts:
             if size is not None and part.shape[1] % size:
                 label = part.projection or "the weight"
                 raise Unsupported(f"group_size {size} does not divide the {part.shape[1]} columns of {label}")
-        return QuantSpec(
-            unit, demand.parts, self.bits, f"minmax-{self.name}/1", size, self.symmetric, demand.scale_dtype
-        )  # fmt: skip
+        method = f"minmax-{'narrow-' * self.narrow_range}{self.name}/1"
+        return QuantSpec(unit, demand.parts, self.bits, method, size, self.symmetric, demand.scale_dtype)
 
     def quantize(self, unit: Unit, spec: QuantSpec) -> QuantUnit:
         return QuantUnit(spec, tuple(self._quantize_part(unit, spec, part) for part in spec.parts))
@@ -68,7 +79,7 @@ class IntegerQuantizer(Quantizer):
                 "the layout has room for one scale a row and no zero point (as KTransformers' packed experts are): "
                 "set group_size: channel and symmetric: true"
             )
-        return QuantSpec(unit, demand.parts, self.bits, f"absmax-{self.name}/1", scale_bits=KT_SCALE_BITS)
+        return QuantSpec(unit, demand.parts, self.bits, kt_method(self.bits), scale_bits=KT_SCALE_BITS)
 
     def _quantize_part(self, unit: Unit, spec: QuantSpec, part: Part) -> QuantPart:
         weight = part.of(unit.tensors[part.role])
@@ -80,7 +91,8 @@ class IntegerQuantizer(Quantizer):
                 native.absmax(weight, spec.bits, codes, scales.reshape(-1))
             else:
                 size = spec.group_size or max(1, part.shape[1])
-                native.group(weight, spec.bits, size, spec.scale_dtype == BF16, codes, scales, zeros)
+                bf16_scales = spec.scale_dtype == BF16
+                native.group(weight, spec.bits, size, bf16_scales, codes, scales, zeros, narrow=self.narrow_range)
         except native.NotFinite as error:
             raise not_finite(unit.spec.tensors[part.role], part, error) from error
         return QuantPart(codes, scales.astype(spec.scale_dtype, copy=False), zeros)

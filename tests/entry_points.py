@@ -1,0 +1,153 @@
+"""Every public function of the C library that computes, called with numbers at all the ends of their formats."""
+
+from collections.abc import Callable, Iterator
+
+import ml_dtypes
+import numpy as np
+from ktforge._native import lib
+
+from ktforge import native
+from ktforge.contract.tensors import BF16, Part
+
+F8 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+#: bf16: zeros of both signs, subnormals, the smallest and the largest normal numbers, halves of codes.
+BF16_EDGES = [0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x807F, 0x0080, 0x8080, 0x7F7F, 0xFF7F, 0x3F80, 0xBF80, 0x3F00]
+#: float16: the same, and the smallest that no bf16 rounds to.
+F16_EDGES = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x8400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x3C01]
+#: float32: the same, and halves between two bf16, subnormal ones among them.
+F32_EDGES = [
+    0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF,
+    0x7F800000, 0xFF800000, 0x00008000, 0x80018000, 0x3F808000, 0x3F818000,
+]  # fmt: skip
+#: Scales of every reach: products are subnormal, normal, or at the end.
+SCALES = np.array(
+    [0x00000001, 0x80000007, 0x00400000, 0x00800000, 0x0C800000, 0x3F800001, 0xBF99999A, 0x72000000], np.uint32
+).view(np.float32)
+
+
+def rows_of_edges(shape: tuple[int, int]) -> np.ndarray:
+    """bf16 [n, k]: each row of numbers up to one of the ends, rows of zeros of each sign and of both among them."""
+    random = np.random.default_rng(shape[1])
+    edges = np.array(BF16_EDGES, np.uint16)
+    rows = np.empty(shape, np.uint16)
+    for i, row in enumerate(rows):
+        # An even row has numbers of one magnitude and zeros, so that it is not always the largest that rules.
+        known = edges if i % 2 else edges[[0, 1, (i // 2) % len(edges), (i // 2 + 3) % len(edges)]]
+        row[:] = random.choice(known, shape[1])
+    rows[0], rows[2 % shape[0]], rows[4 % shape[0]] = 0x8000, 0x0000, 0x8000
+    rows[4 % shape[0], 0::7] = 0x0000  # the first of a run is +0, most are -0
+    rows[6 % shape[0]], rows[6 % shape[0], 3::7] = 0x0000, 0x8000
+    return rows.view(BF16)
+
+
+def _quantised(weight: np.ndarray, bits: int) -> Iterator[np.ndarray]:
+    codes, scales = np.empty(weight.shape, np.int8), np.empty(weight.shape[0], np.float32)
+    native.absmax(weight, bits, codes, scales)
+    yield from (codes, scales)
+
+
+def _in_groups(weight: np.ndarray, bits: int, size: int, kind: str, bf16: bool) -> Iterator[np.ndarray]:
+    shape = weight.shape[0], -(-weight.shape[1] // size)
+    codes, scales, zeros = np.empty(weight.shape, np.int8), np.empty(shape, np.float32), np.zeros(shape, np.int8)
+    native.group(
+        weight, bits, size, bf16, codes, scales, zeros if kind == "asymmetric" else None, narrow=kind == "narrow"
+    )
+    yield from (codes, scales, zeros)
+
+
+def _fused(weight: np.ndarray | native.Fp8Blocks, bits: int) -> Iterator[np.ndarray]:
+    n, k = weight.shape
+    out, scales = np.empty(n * k * bits // 8, np.int8), np.empty(n, np.float32)
+    native.absmax_kt_amx(weight, Part("up", 0, (0, n), (0, k)), bits, out, scales)
+    yield from (out, scales)
+
+
+def _absmax() -> Iterator[np.ndarray]:
+    for k in (1, 7, 16, 31, 32, 33, 64, 95):
+        for bits in (4, 8):
+            yield from _quantised(rows_of_edges((64, k)), bits)
+
+
+def _group() -> Iterator[np.ndarray]:
+    weight = rows_of_edges((64, 96))
+    for size in (1, 8, 16, 31, 32, 33, 48, 96):
+        for bits in (4, 8):
+            for kind in ("symmetric", "narrow", "asymmetric"):
+                for bf16 in (True, False):
+                    yield from _in_groups(weight, bits, size, kind, bf16)
+
+
+def _fp8() -> native.Fp8Blocks:
+    """Every byte but NaN, a row of scales for every two rows."""
+    codes = np.random.default_rng(0).integers(0, 256, (32, 128), np.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0x01
+    codes[3], codes[5], codes[7] = 0x80, 0x00, 0x07  # zeros of each sign, and a row of subnormals alone
+    scale = np.resize(SCALES, (16, 4))[:, ::-1].copy()
+    return native.Fp8Blocks(codes.view(F8), scale, (2, 32))
+
+
+def _codes(bits: int) -> np.ndarray:
+    top = 1 << (bits - 1)
+    return np.random.default_rng(bits).integers(-top, top, (64, 256), np.int8)
+
+
+def _kt_amx_pack() -> Iterator[np.ndarray]:
+    for bits in (4, 8):
+        out = np.empty(64 * 256 * bits // 8, np.int8)
+        native.kt_amx_pack(_codes(bits), bits, out)
+        yield out
+
+
+def _kt_amx_unpack() -> Iterator[np.ndarray]:
+    for bits in (4, 8):
+        yield native.kt_amx_unpack(_codes(8).ravel()[: 64 * 256 * bits // 8], (64, 256), bits)
+
+
+def _nibbles_pack() -> Iterator[np.ndarray]:
+    for count in (0, 2, 62, 64, 66, 200):
+        out = np.empty(count // 2, np.uint8)
+        native.nibbles_pack(_codes(4).ravel()[:count], out)
+        yield out
+
+
+def _nibbles_unpack() -> Iterator[np.ndarray]:
+    for count in (0, 2, 62, 64, 66, 512):
+        yield native.nibbles_unpack(np.arange(256, dtype=np.uint8)[: count // 2], (count,))
+
+
+def _nibbles_to_bf16() -> Iterator[np.ndarray]:
+    codes = np.resize(np.arange(256, dtype=np.uint8), (len(SCALES), 80))
+    for values in (np.arange(-8, 8), np.resize(np.array(F32_EDGES[:9], np.uint32).view(np.float32), 16)):
+        yield native.nibbles_to_bf16(codes, values.astype(np.float32), SCALES.reshape(-1, 1), 160)
+
+
+def _of_float(edges: list[int], bits: type, dtype: type) -> Iterator[np.ndarray]:
+    for count in (1, 15, 16, 17, 64, 100):
+        yield native.to_bf16(np.resize(np.array(edges, bits), count).view(dtype))
+
+
+#: Name in the C library → a call of it, which gives all that it made.
+ENTRY_POINTS: dict[str, Callable[[], Iterator[np.ndarray]]] = {
+    "ktq_absmax": _absmax,
+    "ktq_group": _group,
+    "ktq_kt_amx_pack": _kt_amx_pack,
+    "ktq_kt_amx_unpack": _kt_amx_unpack,
+    "ktq_kt_amx_from_bf16": lambda: (a for bits in (4, 8) for a in _fused(rows_of_edges((64, 256)), bits)),
+    "ktq_kt_amx_from_fp8": lambda: (a for bits in (4, 8) for a in _fused(_fp8(), bits)),
+    "ktq_fp8_to_bf16": lambda: iter([_fp8().make()]),
+    "ktq_f16_to_bf16": lambda: _of_float(F16_EDGES, np.uint16, np.float16),
+    "ktq_f32_to_bf16": lambda: _of_float(F32_EDGES, np.uint32, np.float32),
+    "ktq_nibbles_pack": _nibbles_pack,
+    "ktq_nibbles_unpack": _nibbles_unpack,
+    "ktq_nibbles_to_bf16": _nibbles_to_bf16,
+}
+
+
+def made_by(name: str) -> list[bytes]:
+    return [array.tobytes() for array in ENTRY_POINTS[name]()]
+
+
+def public_functions() -> set[str]:
+    """Those of the library that compute."""
+    return {name for name in dir(lib) if name.startswith("ktq_") and "isa" not in name and "pages" not in name}
