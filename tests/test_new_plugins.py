@@ -120,7 +120,9 @@ def test_convert_and_dequantize_know_them_by_name(environment, source, tmp_path,
     call(
         environment, "-m", "ktforge", "convert", "--input-path", source, "--output", packed, "--quant-method", name,
     )  # fmt: skip
-    assert layout in call(environment, "-m", "ktforge", "inspect", packed, check=False).stdout
+    inspected = call(environment, "-m", "ktforge", "inspect", packed).stdout
+    assert re.search(rf"^packed +{layout}.*/1$", inspected, re.MULTILINE), inspected
+    assert re.search("^dequantize +yes$", inspected, re.MULTILINE) and "\nwrong " not in inspected
     call(environment, "-m", "ktforge", "dequantize", "--input-path", packed, "--output", back)
     made = checkpoints.load_output(back)
     assert made.keys() == checkpoints.tensors().keys()

@@ -65,7 +65,8 @@ class Writer(Stage):
     def open(
         self, plan: Plan, *, overwrite: bool = False, restart: bool = False, verify: bool = False
     ) -> AbstractContextManager[Sink]:
-        """Yields a sink. A clean exit publishes the files, the index last; after an exception none of them is.
+        """Yields a sink. A clean exit publishes the files, with the plan's config.json and side files, the index last;
+        after an exception none of them is.
 
         ``overwrite`` replaces a finished output, ``restart`` discards an unfinished one, ``verify`` compares the hashes
         of what that one holds. A writer that keeps nothing of an unfinished output ignores the last two.

@@ -46,7 +46,9 @@ class Look:
         source = read_source(loader)
         try:
             units = units_of(source.tensors, source.model)
-            return cls(folder, registry, loader, source, units, follow_links=follow_links)
+            look = cls(folder, registry, loader, source, units, follow_links=follow_links)
+            # A layout may leave experts their names, with parameters of its own.
+            return replace(look, packed=find_packed(loader, registry, source.tensors) if look.unreadable else None)
         except UnknownExperts:
             packed = find_packed(loader, registry)
             if packed is None:
