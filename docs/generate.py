@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
+import ktforge_plugins
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
@@ -24,6 +29,10 @@ from ktforge.contract.registry import Entry
 from ktforge.contract.stages import Stage
 
 MERMAID = "assets/mermaid.min.js"
+#: What plugins may import of ktforge, beside ``ktforge`` itself and the kit.
+PACKAGES = ("contract", "native", "checkpoint", "model", "disk", "text")
+#: How the docstring of a module says that it is there for the others.
+NO_PLUGIN = "Not a plugin itself"
 
 
 def commands() -> str:
@@ -82,12 +91,87 @@ def contract() -> str:
             lines += [f"### {name}", "", "```python", *fields, "```", "", prose(inspect.getdoc(cls) or ""), ""]
     lines += ["## The test kit", "", prose(inspect.getdoc(testing) or ""), ""]
     for name, thing in vars(testing).items():
-        if getattr(thing, "__module__", "") == "ktforge.testing" and not name.startswith("_"):
+        if name in testing.__all__:
             if inspect.isclass(thing):
                 lines += [f"### {name}", "", prose(inspect.getdoc(thing) or ""), ""]
             else:
                 lines += _function(name, thing, "###")
+    lines += [
+        "## What else a plugin may import", "",
+        "Beside the names of `ktforge` and `ktforge.testing`. What is not on this page may change without notice.", "",
+    ]  # fmt: skip
+    for module in importable():
+        names = {name: says for name, says in names_of(module).items() if name not in ktforge.__all__}
+        rows = [(f"`{name}`", _cell(says)) for name, says in names.items() if not hasattr(hooks, name)]
+        if rows:
+            lines += [f"### {module}", "", prose(_sentence(ast.get_docstring(_tree(module)))), ""]
+            lines += _table(("name", "what it is"), rows)
     return "\n".join(lines)
+
+
+def importable() -> list[str]:
+    """The modules of the packages that plugins may import, and those of ktforge_plugins that are no plugins. A package
+    that hands on names stands for its modules."""
+    modules = []
+    for package in PACKAGES:
+        spec = find_spec(f"ktforge.{package}")
+        folders = spec.submodule_search_locations if spec else None
+        modules += [f"ktforge.{package}", *(m.name for m in walk_packages(folders or (), f"ktforge.{package}."))]
+    packages = [module for module in modules if names_of(module) and _is_package(module)]
+    helpers = [m.name for m in walk_packages(ktforge_plugins.__path__, "ktforge_plugins.")]
+    return [
+        *(module for module in modules if module.rpartition(".")[0] not in packages),
+        *(name for name in helpers if NO_PLUGIN in (ast.get_docstring(_tree(name)) or "")),
+    ]
+
+
+def names_of(module: str) -> dict[str, str]:
+    """The public names that a module defines, and what each is, in a sentence; a package's are those it hands on."""
+    tree, found = _tree(module), {}
+    lines = _source(module).splitlines()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = _sentence(ast.get_docstring(node))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and node.value is not None and not _is_private(node.value):
+                found[target.id] = _comment(lines, node.lineno) or _code(ast.unparse(node.value)[:80])
+        elif isinstance(node, ast.ImportFrom) and _is_package(module) and f"{node.module}".startswith(f"{module}."):
+            handed_on = names_of(node.module)
+            found |= {alias.name: handed_on[alias.name] for alias in node.names}
+    return {name: says for name, says in found.items() if not name.startswith("_")}
+
+
+def _is_private(value: ast.expr) -> bool:
+    """Of a module's constants, those that are of use within it alone."""
+    return ast.unparse(value).startswith(("TypeVar(", "logging.getLogger("))
+
+
+def _is_package(module: str) -> bool:
+    spec = find_spec(module)
+    return spec is not None and spec.submodule_search_locations is not None
+
+
+def _comment(lines: list[str], number: int) -> str:
+    """The sentence of the ``#:`` lines above a line of a module."""
+    above = list(takewhile(lambda line: line.startswith("#:"), reversed(lines[: number - 1])))
+    return _sentence(" ".join(line.removeprefix("#:").strip() for line in reversed(above)))
+
+
+def _source(module: str) -> str:
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text("utf-8")
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_source(module))
+
+
+def _sentence(text: str | None) -> str:
+    """The first sentence of a docstring."""
+    whole = " ".join((text or "").split())
+    return re.split(r"(?<=[^.]\.) (?=[A-Z`])", whole, maxsplit=1)[0]
 
 
 PAGES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -39,3 +39,9 @@ def nearest(word: str, known: Collection[str]) -> str:
     """`` (did you mean kt-amx?)`` for a word that is nearly one of ``known``, else nothing."""
     near = difflib.get_close_matches(word, known, 1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def first_of(sentences: Sequence[str], limit: int = 20) -> list[str]:
+    """The first sentences of a list, and one that says how many more there are."""
+    more = [f"and {len(sentences) - limit:,} more of the kind"] if len(sentences) > limit else []
+    return [*sentences[:limit], *more]

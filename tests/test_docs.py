@@ -1,5 +1,6 @@
 """The documentation against the code: nothing is undocumented, no page is unreachable, no command in it is made up."""
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -10,11 +11,12 @@ import pytest
 from ruamel.yaml import YAML
 from typer.main import get_command
 
-from ktforge import Pipeline, Registry
+import ktforge
+from ktforge import Pipeline, Registry, Stage, testing
 from ktforge.cli import app
 from ktforge.contract import hooks
 from ktforge.contract.plan import STAGES, Runtime
-from ktforge.skeleton import FILES
+from ktforge.skeleton import FILES, KINDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -86,6 +88,36 @@ def test_every_hook_and_method_is_in_the_reference():
                 assert member.__doc__ and f"#### {name}\n" in text, (stage, name)
 
 
+def imported_by_plugins():
+    """Module and name of everything that a built-in plugin imports from the packages that are open to plugins."""
+    open_to_plugins = GENERATOR.importable()
+    packages = tuple(f"ktforge.{package}" for package in GENERATOR.PACKAGES)
+    for path in sorted((ROOT / "plugins").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (
+                node.module in open_to_plugins or node.module.startswith(packages)
+            ):
+                for alias in node.names:
+                    module = f"{node.module}.{alias.name}"
+                    yield (module, "") if module in open_to_plugins else (node.module, alias.name)
+
+
+def test_every_name_that_a_plugin_imports_is_in_the_reference():
+    page = section(GENERATED["reference/contract.md"], "## What else a plugin may import")
+    found = set(imported_by_plugins())
+    assert {("ktforge.contract.tensors", "BF16"), ("ktforge_plugins.quantize.integer", "IntegerQuantizer")} <= found
+    for module, name in found:
+        text = section(page, f"### {module}")
+        says = re.search(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+        assert not name or (says and says[1]) or name in ktforge.__all__, f"{module}.{name} says nothing"
+
+
+def test_the_packages_that_are_open_to_plugins_are_those_of_the_house():
+    text = (DOCS / "architecture.md").read_text()
+    (said,) = re.findall(r"They import (.*?), and nothing from planning upward", text)
+    assert set(re.findall(r"`(\w+)`", said)) == {"ktforge", "testing", *GENERATOR.PACKAGES}
+
+
 def test_every_builtin_stage_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     assert [e.cls.name for e in BUILTIN if f"`{e.cls.name}`" not in readme] == []
@@ -141,7 +173,17 @@ def test_a_readme_says_how_to_add_one_more(folder):
             assert any((base / file).exists() for base in bases) or [*(ROOT / folder).rglob(file)], file
 
 
-def test_the_plugin_page_includes_the_example_itself():
-    included = re.findall(r'^--8<-- "(.*)"$', (DOCS / "write-a-plugin.md").read_text(), re.MULTILINE)
-    assert included == [f"tests/example_plugin/{f}" for f in FILES if f != "README.md"]
+def test_the_plugin_page_includes_the_examples_themselves():
+    page = (DOCS / "write-a-plugin.md").read_text()
+    included = re.findall(r'^ *--8<-- "(.*)"$', page, re.MULTILINE)
+    whole = [f"tests/example_plugin/{f}" for f in FILES if f != "README.md"]
+    modules = [f"tests/example_plugins/{kind}/ktforge_example.py" for kind in KINDS]
+    assert sorted(included) == sorted([*whole, *modules])
     assert all((ROOT / path).is_file() for path in included)
+    assert [f"`{kind}`" in page and f"`--kind {kind}`" in page for kind in KINDS] == [True] * len(KINDS)
+
+
+def test_the_plugin_page_names_every_check_and_every_method_of_all_stages():
+    page = (DOCS / "write-a-plugin.md").read_text()
+    assert [name for name in testing.__all__ if name != "dequantised" and f"`{name}" not in page] == []
+    assert [n for n, m in vars(Stage).items() if inspect.isfunction(m) and n[0] != "_" and f"`{n}(" not in page] == []

@@ -5,15 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tomllib
-import venv
 from importlib.metadata import version
 from pathlib import Path
 
 import checkpoints
+import environments
 import numpy as np
 import pytest
+from environments import call
 
 from ktforge import ConfigError, OutputError
 from ktforge.skeleton import FILES, write_skeleton
@@ -24,24 +24,11 @@ EXAMPLE = Path(__file__).parent / "example_plugin"
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """A fresh environment that sees this one's packages, ktforge among them, and has the example installed."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, symlinks=True)
-    packages = next(folder.glob("lib/python*/site-packages"))
-    # addsitedir reads this environment's own .pth files too, such as that of an editable ktforge.
-    (packages / "beside.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    folder = environments.create(tmp_path_factory.mktemp("environment"))
     source = shutil.copytree(EXAMPLE, folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    call(folder, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", source)
-    assert (packages / "ktforge_example.py").is_file()
+    environments.install(folder, source)
+    assert next(folder.glob("lib/python*/site-packages/ktforge_example.py")).is_file()
     return folder
-
-
-def call(environment, *arguments, check=True, **variables):
-    done = subprocess.run(
-        [environment / "bin" / "python", *map(str, arguments)], capture_output=True, text=True,
-        env={**os.environ, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1", **variables}, cwd=environment,
-    )  # fmt: skip
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 @pytest.fixture

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ktforge.checkpoint.downloads import is_mark, sentence, unfinished
+from ktforge.checkpoint.links import check_links
 from ktforge.checkpoint.shards import is_mtp_file, missing_shards
 from ktforge.disk.journal import Journal
 from ktforge.disk.marks import CONFIG, JOURNAL, MANIFEST, PARTIAL, UNFINISHED
-from ktforge.disk.reading import JSON_LIMIT, check_inside, is_file, pointer_problem, read_json
+from ktforge.disk.reading import JSON_LIMIT, is_file, pointer_problem, read_json
 from ktforge.errors import CheckpointError
-from ktforge.text import counted
+from ktforge.text import counted, first_of
 
 #: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
 WEIGHT_SUFFIXES = frozenset(
@@ -28,9 +32,20 @@ WEIGHT_SUFFIXES = frozenset(
         ".h5",
         ".npz",
         ".kt",
-        ".partial",
     ]
 )
+#: What to do with weights that no loader of ktforge's own reads, by the end of their names.
+_TORCH = (
+    "files of torch.save; where you trust them, save what they hold with safetensors.torch.save_file as "
+    "model.safetensors, under the names that transformers gives the model's tensors"
+)
+_ELSEWHERE = "weights for other programs; get the model's *.safetensors"
+_OTHER = {
+    **dict.fromkeys([".pth", ".pt", ".ckpt"], _TORCH),
+    ".bin": "call it pytorch_model.bin if torch.save wrote it; otherwise get the model's *.safetensors",
+    ".gguf": "llama.cpp's, quantised already; get the model's *.safetensors",
+    ".ggml": "llama.cpp's, quantised already; get the model's *.safetensors",
+}
 INDEX_SUFFIX = ".index.json"
 #: What a safetensors header has beside tensors.
 METADATA = "__metadata__"
@@ -44,6 +59,8 @@ QUANTIZATION_FILES = frozenset(
 CONFIG_LIMIT = 10 * 1000 * 1000
 #: Files of an index; the largest models have a few hundred.
 FILE_LIMIT = 10_000
+#: What PEFT calls the weights of a LoRA adapter: adapter_model.safetensors, adapter_model.bin.
+ADAPTER = "adapter_model"
 #: A second copy of the weights under the publisher's own names, beside the shards of Hugging Face.
 DUPLICATE = "consolidated"
 
@@ -53,6 +70,8 @@ class CheckpointFolder:
     """The folder at ``path``. Every method raises CheckpointError with one sentence for what it cannot use."""
 
     path: Path
+    #: Whether links of files that are no weights may lead anywhere.
+    follow_links: bool = False
 
     def check(self) -> None:
         if not self.path.exists():
@@ -91,14 +110,17 @@ class CheckpointFolder:
             return False
         return not (self.path / PARTIAL / JOURNAL).exists() or (self.path / CONFIG).exists()
 
+    def _check_links(self, *paths: Path) -> None:
+        check_links(self.path, paths, follow=self.follow_links)
+
     def config(self) -> dict[str, Any]:
         """The parsed config.json, with what Model Optimizer says beside it about quantisation."""
         self.check()
-        check_inside(self.path, self.path / CONFIG)
+        self._check_links(self.path / CONFIG)
         config = read_json(self.path / CONFIG, CONFIG_LIMIT)
         beside = self.path / HF_QUANT_CONFIG
         if "quantization_config" not in config and beside.is_file():
-            check_inside(self.path, beside)
+            self._check_links(beside)
             config["quantization_config"] = read_json(beside, CONFIG_LIMIT)
         return config
 
@@ -117,24 +139,60 @@ class CheckpointFolder:
             known = set(named)
             unnamed = [p for p in found if p not in known and not p.name.startswith(DUPLICATE)]
             mtp = [p for p in unnamed if is_mtp_file(p)]
-            strange = [p for p in unnamed if not is_mtp_file(p)]
-            problems = [f"{index} names {str(p.relative_to(self.path))[:200]}, which is missing: download it again"
-                        for p in named if not is_file(p)]  # fmt: skip
+            strange = [p for p in unnamed if not is_mtp_file(p) and not p.name.startswith(ADAPTER)]
+            begun = self._begun_downloads(pattern, named)
+            problems = [
+                begun.get(p) or f"{index} names {str(p.relative_to(self.path))[:200]}, which is missing: "
+                "download it again"
+                for p in named if not is_file(p)
+            ]  # fmt: skip
             problems += [f"{p} is not in {index.name}: remove it, or get the index that belongs to it" for p in strange]
             files = [*named, *mtp]
         else:
             weight_map = None
-            files = [p for p in found if not p.name.startswith(DUPLICATE)] or found
-            problems = missing_shards(files)
+            own = [p for p in found if not p.name.startswith(ADAPTER)]
+            files = [p for p in own if not p.name.startswith(DUPLICATE)] or own
+            begun = self._begun_downloads(pattern, files)
+            problems = [*begun.values(), *missing_shards([*files, *begun])]
+            problems += [
+                _misspelled(p) for p in self._files() if fnmatchcase(p.name.lower(), pattern) and p not in found
+            ]
             problems += [f"{p} is a link to nothing: download it again" for p in files if not p.exists()]
+        problems += [
+            _adapter_problem(p) for p in sorted(self.path.glob(f"{ADAPTER}*")) if p.suffix.lower() in WEIGHT_SUFFIXES
+        ]
+        problems += unfinished(p for p in files if is_file(p))
         problems += [pointer for p in files if (pointer := pointer_problem(p))]
         if problems:
-            more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
-            raise CheckpointError(*problems[:20], *more)
-        check_inside(self.path, *files)
+            raise CheckpointError(*first_of(problems))
         if not files:
             self._point_below(pattern)
         return files, weight_map
+
+    def _files(self) -> list[Path]:
+        return sorted(p for p in self.path.iterdir() if is_file(p))
+
+    def other_weights(self) -> list[str]:
+        """What to say of a folder without weights that a loader reads: a sentence for each kind that it has."""
+        nothing = f"{self.path} has no weights: neither *.safetensors nor pytorch_model*.bin"
+        kinds: dict[str, list[str]] = {}
+        for path in self._files():
+            if path.suffix.lower() in WEIGHT_SUFFIXES:
+                kinds.setdefault(_OTHER.get(path.suffix.lower(), _ELSEWHERE), []).append(path.name)
+        found = [
+            f"{nothing}, but {', '.join(names[:5])}{' …' if names[5:] else ''}: {mend}" for mend, names in kinds.items()
+        ]
+        return found or [f"{nothing}: download it again, with its weights"]
+
+    def _begun_downloads(self, pattern: str, files: Sequence[Path]) -> dict[Path, str]:
+        """Weight files that are not there yet under their names, or only in the index → what to say about each."""
+        begun = {}
+        for mark in sorted(p for p in self.path.iterdir() if is_mark(p.name)):
+            file = mark.with_suffix("")
+            wanted = fnmatchcase(file.name, pattern) and not file.name.startswith(DUPLICATE)
+            if (wanted or file in files) and not is_file(file):
+                begun[file] = sentence(file, mark.name)
+        return begun
 
     def _point_below(self, pattern: str) -> None:
         """Raises CheckpointError where weights are in sub-folders only, and names those."""
@@ -160,20 +218,33 @@ class CheckpointFolder:
         return weight_map
 
     def side_files(self) -> list[Path]:
-        """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones."""
+        """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones and
+        what a download leaves as long as it goes on."""
         found: list[Path] = []
-        pointers: list[str] = []
+        problems: list[str] = []
         for path in sorted(self.path.rglob("*")):
             relative = path.relative_to(self.path)
             if any(part.startswith(".") for part in relative.parts) or not path.is_file():
                 continue
-            if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX):
+            if path.suffix.lower() in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX) or is_mark(path.name):
                 continue
             if pointer := pointer_problem(path):
-                pointers.append(pointer)
+                problems.append(pointer)
             if str(relative) not in (CONFIG, MANIFEST):
                 found.append(relative)
-        check_inside(self.path, *(self.path / relative for relative in found))
-        if pointers:
-            raise CheckpointError(*pointers)
+        self._check_links(*(self.path / relative for relative in found))
+        problems += unfinished(self.path / relative for relative in found)
+        if problems:
+            raise CheckpointError(*first_of(problems))
         return found
+
+
+def _adapter_problem(file: Path) -> str:
+    return (
+        f"{file} is a LoRA adapter, which would be left out: merge the adapter first, with PEFT's merge_and_unload() "
+        "and save_pretrained(), or move it elsewhere to convert the model without it"
+    )
+
+
+def _misspelled(file: Path) -> str:
+    return f"{file} would not be read for the letters of its name: call it {file.name.lower()}"

@@ -27,6 +27,12 @@ Sets = Annotated[
 InputPath = Annotated[Path, typer.Option("--input-path", metavar="DIR", help="The checkpoint's folder.")]
 Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint's folder.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder to write.")]
+FollowLinks = Annotated[
+    bool,
+    typer.Option(
+        "--follow-links", help="Follow symbolic links of any file out of the checkpoint; those of weights always are."
+    ),
+]
 Block = Annotated[
     list[str] | None,
     typer.Option(

@@ -6,19 +6,22 @@ import importlib.metadata
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import numpy as np
 
 from ktforge.contract.pending import Pending, pending
-from ktforge.contract.stages import Layout, Quantizer, Stage
+from ktforge.contract.stages import Layout, Preprocessor, Stage
 from ktforge.contract.tensors import QuantPart, QuantSpec, QuantUnit, TensorSpec, Unit, UnitSpec, dtype_name
-from ktforge.errors import KtforgeError, PluginError
+from ktforge.errors import CheckpointError, KtforgeError, PluginError
 
 T = TypeVar("T")
+#: The longest tensor name in use has about 100 characters, and no tensor more than 5 dimensions.
+NAME_LIMIT = 500
+DIMENSION_LIMIT = 16
 
 
 def one_line(error: BaseException) -> str:
@@ -62,6 +65,46 @@ def expected_tensors(stage: Stage, tensors: Iterable[TensorSpec], subject: str) 
                 f"{owner(stage)} planned {str((name, dtype, shape))[:300]} for {subject}; a name, a numpy dtype and a "
                 "tuple of sizes were expected"
             )
+
+
+def check_specs(specs: Sequence[TensorSpec]) -> None:
+    """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense.
+
+    Raises TypeError for a loader's mistake.
+    """
+    shapes = [spec.shape for spec in specs]
+    if not set(map(type, shapes)) <= {tuple}:
+        raise TypeError("the shape of a TensorSpec is a tuple")
+    if _sound([spec.name for spec in specs]) and max(map(len, shapes), default=0) <= DIMENSION_LIMIT:
+        return
+    problems = []
+    for spec in specs:
+        where = f"{spec.file}: " if spec.file is not None else ""
+        name = spec.name
+        if not name or len(name) > NAME_LIMIT:
+            problems.append(
+                f"{where}a tensor has a name of {len(name):,} characters ({name[:40]!r}): the file is broken"
+            )
+        elif not _sound([name]):
+            problems.append(f"{where}{name!r} is no tensor's name: rename it, or get the file from someone you trust")
+        elif len(spec.shape) > DIMENSION_LIMIT:
+            problems.append(f"{where}{name} has {len(spec.shape):,} dimensions: the file is broken")
+    raise CheckpointError(*problems[:20])
+
+
+def _sound(names: Sequence[str]) -> bool:
+    """All in one go: one by one takes ten times as long, and there are 100,000."""
+    text = " ".join(names)
+    lengths = set(map(len, names))
+    return text.isprintable() and "/" not in text and ".." not in text and lengths <= set(range(1, NAME_LIMIT + 1))
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Raises PluginError for a file of an output that would lie outside its folder."""
+    for path in paths:
+        parts = PurePosixPath(path).parts
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
+            raise PluginError(f"the writer planned a file called {path[:200]!r}, which is outside the output folder")
 
 
 def _place(stage: Stage | type[Stage], error: BaseException) -> str:
@@ -115,9 +158,31 @@ def delivered(stage: Stage, unit: object, spec: UnitSpec) -> Unit:
     return Unit(spec, unit.tensors)
 
 
-def delivered_parts(stage: Quantizer, unit: object, spec: QuantSpec, layout: Layout) -> QuantUnit:
-    """The quantised unit that a quantizer delivered. Raises PluginError if its arrays are not as ``spec`` planned them,
-    codes do not fit their bits, or scales are nothing that ``layout`` may store."""
+def preprocessed(stage: Preprocessor, units: Iterable[Unit], planned: Sequence[UnitSpec]) -> Iterator[Unit]:
+    """What a preprocessor makes of units, one at a time. Raises PluginError if they are not those that it planned."""
+    specs = iter(planned)
+    for unit in units:
+        with blame(stage, unit.spec.name):
+            made = iter(stage.apply(unit))  # which works at once, if it is no generator
+        while True:
+            with blame(stage, unit.spec.name):
+                result = next(made, None)
+            if result is None:
+                break
+            spec = next(specs, None)
+            if spec is None:
+                raise PluginError(f"{owner(stage)} made more units of {unit.spec.name} than it planned")
+            yield delivered(stage, result, spec)
+    if next(specs, None) is not None:
+        raise PluginError(f"{owner(stage)} made fewer units than it planned for {planned[0].name}")
+
+
+def delivered_parts(stage: Stage, unit: object, spec: QuantSpec, layout: Layout, *, trust: bool = True) -> QuantUnit:
+    """The quantised unit that a quantizer delivered, or a layout unpacked. Raises PluginError if its arrays are not as
+    ``spec`` planned them, codes do not fit their bits, or scales are nothing that ``layout`` may store.
+
+    ``trust`` passes over the values of a quantizer that is ``trusted``.
+    """
     if not isinstance(unit, QuantUnit):
         raise PluginError(
             f"{owner(stage)} delivered {type(unit).__name__} for {spec.unit.name}; a QuantUnit was planned"
@@ -135,12 +200,12 @@ def delivered_parts(stage: Quantizer, unit: object, spec: QuantSpec, layout: Lay
             raise PluginError(f"{owner(stage)}: zero points of {name} do not fit symmetric={spec.symmetric}")
         if got.zeros is not None:
             _check_array(stage, f"the zero points of {name}", got.zeros, np.dtype(np.int8), groups)
-        if not vars(type(stage)).get("trusted", False):
+        if not (trust and vars(type(stage)).get("trusted", False)):
             _check_values(stage, name, got, spec.bits, signed=layout.signed_scales)
     return unit
 
 
-def _check_values(stage: Quantizer, name: str, part: QuantPart, bits: int, *, signed: bool) -> None:
+def _check_values(stage: Stage, name: str, part: QuantPart, bits: int, *, signed: bool) -> None:
     highest = (1 << (bits - 1)) - 1
     for what, codes in (("codes", part.codes), ("zero points", part.zeros)):
         if codes is None or not codes.size or bits >= 8:

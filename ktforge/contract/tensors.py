@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -71,6 +71,10 @@ class TensorSpec(NamedTuple):
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def is_like(self, other: TensorSpec) -> bool:
+        """Whether both have one dtype and shape."""
+        return (self.dtype, self.shape) == (other.dtype, other.shape)
+
     def rows(self, start: int, stop: int) -> TensorSpec:
         """These rows of the first axis, which begin so many bytes later."""
         shape = (stop - start, *self.shape[1:])
@@ -124,6 +128,14 @@ class UnitSpec(NamedTuple):
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+    def new_bytes(self, known: Mapping[str, TensorSpec], unmade: Collection[str] = ()) -> int:
+        """Bytes of the tensors that are not ``known`` by their role, with that dtype and shape, and not ``unmade``."""
+        return sum(
+            t.nbytes
+            for role, t in self.tensors.items()
+            if role not in unmade and not (role in known and t.is_like(known[role]))
+        )
 
     def projections(self) -> dict[str, dict[str, TensorSpec]]:
         """projection → parameter → tensor; the projection of a unit that is no expert is ``""``."""
@@ -206,6 +218,12 @@ class QuantSpec(NamedTuple):
     def groups(self, part: Part) -> int:
         """Scales per row of ``part``."""
         return 1 if self.group_size is None else -(-part.shape[1] // self.group_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, of scales as they are computed and as they are stored, and of zero points."""
+        scale = F32.itemsize + self.scale_dtype.itemsize + (0 if self.symmetric else 1)
+        return sum(p.shape[0] * p.shape[1] + p.shape[0] * self.groups(p) * scale for p in self.parts)
 
     @property
     def step(self) -> int:

@@ -37,19 +37,21 @@ class Look:
     source: Source
     units: ModelUnits
     packed: Packed | None = None
+    follow_links: bool = False
 
     @classmethod
-    def at(cls, folder: Path, registry: Registry) -> Look:
+    def at(cls, folder: Path, registry: Registry, *, follow_links: bool = False) -> Look:
         """Raises CheckpointError if the checkpoint cannot be read."""
-        loader = registry.build("loader", "auto", {"path": folder})
+        loader = registry.build("loader", "auto", {"path": folder, "follow_links": follow_links or None})
         source = read_source(loader)
         try:
-            return cls(folder, registry, loader, source, units_of(source.tensors, source.model))
+            units = units_of(source.tensors, source.model)
+            return cls(folder, registry, loader, source, units, follow_links=follow_links)
         except UnknownExperts:
             packed = find_packed(loader, registry)
             if packed is None:
                 raise
-            return cls(folder, registry, loader, source, ModelUnits(), packed)
+            return cls(folder, registry, loader, source, ModelUnits(), packed, follow_links)
 
     @cached_property
     def samples(self) -> Samples:
@@ -68,11 +70,13 @@ class Look:
 
     def conversion(self, preset: Preset, layout: Mapping[str, Any] | None = None) -> Pipeline:
         """The pipeline of ``ktforge convert`` for a preset, with these options of its layout."""
-        return build_pipeline(convert(self.folder, _NOWHERE, preset, layout=layout), self.registry, "inspect")
+        data = convert(self.folder, _NOWHERE, preset, layout=layout, follow_links=self.follow_links)
+        return build_pipeline(data, self.registry, "inspect")
 
     def bf16(self, preprocess: str = TO_BF16) -> Pipeline:
         """The pipeline that only preprocesses."""
-        return build_pipeline(to_bf16(self.folder, _NOWHERE, preprocess), self.registry, "inspect")
+        data = to_bf16(self.folder, _NOWHERE, preprocess, follow_links=self.follow_links)
+        return build_pipeline(data, self.registry, "inspect")
 
     def formats(self) -> Iterator[str]:
         """Names of the preprocessors for any model, without options, that make something else of this one."""

@@ -17,13 +17,13 @@ from ktforge.text import counted, printable
 Lines = list[str]
 
 
-def starter(folder: Path, registry: Registry) -> str:
+def starter(folder: Path, registry: Registry, *, follow_links: bool = False) -> str:
     """A commented pipeline file for the checkpoint in ``folder``, or comments that say why there is none.
 
     It is for the first of these that can be made of it: the presets of plugins in their order, then BF16.
     Raises CheckpointError if the checkpoint cannot be read.
     """
-    look = Look.at(folder, registry)
+    look = Look.at(folder, registry, follow_links=follow_links)
     seen = describe(look)
     lines = [*_heading(seen), *(f"# To mend first: {problem}" for problem in seen.problems)]
     middle = next((made for pipeline, made in _candidates(look, seen) if not _refused(look, pipeline)), None)
@@ -31,11 +31,13 @@ def starter(folder: Path, registry: Registry) -> str:
         reasons = dict.fromkeys(r for t, reasons in seen.targets.items() if t != DEQUANTIZE for r in reasons)
         lines += [f"# There is no pipeline for it: {reason}" for reason in reasons]
         if not seen.targets[DEQUANTIZE]:
-            lines += ["# The command is:", f"#     ktforge dequantize --input-path {_quoted(folder)} --output out"]
+            more = " --follow-links" if follow_links else ""
+            command = f"ktforge dequantize --input-path {_quoted(folder)} --output out{more}"
+            lines += ["# The command is:", f"#     {command}"]
         return _text(lines)
     lines += [
         "version: 1",
-        f"loader: {{use: auto, path: {_quoted(folder)}}}",
+        f"loader: {{use: auto, path: {_quoted(folder)}{', follow_links: true' * follow_links}}}",
         *middle,
         "writer: {use: safetensors, path: out, max_shard_size: 5GB}",
     ]

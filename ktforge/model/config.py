@@ -164,5 +164,5 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """config.json for a checkpoint whose weights are all plain."""
-    gone = (*KEYS, "expert_dtype")
+    gone = (*KEYS, "expert_dtype", "amx_quantization")
     return edit_levels(config, lambda level: {k: v for k, v in level.items() if k not in gone})

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ktforge.contract.checks import blame
+from ktforge.contract.checks import blame, check_specs
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import Loader
 from ktforge.contract.tensors import SourceFile, TensorSpec
 from ktforge.errors import CheckpointError
+from ktforge.model.adapters import unmerged
 from ktforge.model.config import read_model_config
 from ktforge.model.guess import tensor_problems
 from ktforge.model.settle import settled, speaks_of_experts, unannounced_experts
@@ -56,6 +57,8 @@ def read_source(loader: Loader) -> Source:
         # Where there is neither, it is some folder, and may be a whole disk to walk through.
         side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
+    if tensors is not None and (adapter := unmerged(tensors)):
+        raise CheckpointError(*problems, adapter)
     model: ModelConfig | None = None
     more: Mapping[str, Any] = {}
     if config is not None:
@@ -78,40 +81,3 @@ def _scanned(loader: Loader) -> tuple[TensorSpec, ...]:
     specs = tuple(loader.scan())
     check_specs(specs)
     return specs
-
-
-#: The longest tensor name in use has about 100 characters, and no tensor more than 5 dimensions.
-NAME_LIMIT = 500
-DIMENSION_LIMIT = 16
-
-
-def check_specs(specs: Sequence[TensorSpec]) -> None:
-    """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense.
-
-    Raises TypeError for a loader's mistake.
-    """
-    shapes = [spec.shape for spec in specs]
-    if not set(map(type, shapes)) <= {tuple}:
-        raise TypeError("the shape of a TensorSpec is a tuple")
-    if _sound([spec.name for spec in specs]) and max(map(len, shapes), default=0) <= DIMENSION_LIMIT:
-        return
-    problems = []
-    for spec in specs:
-        where = f"{spec.file}: " if spec.file is not None else ""
-        name = spec.name
-        if not name or len(name) > NAME_LIMIT:
-            problems.append(
-                f"{where}a tensor has a name of {len(name):,} characters ({name[:40]!r}): the file is broken"
-            )
-        elif not _sound([name]):
-            problems.append(f"{where}{name!r} is no tensor's name: rename it, or get the file from someone you trust")
-        elif len(spec.shape) > DIMENSION_LIMIT:
-            problems.append(f"{where}{name} has {len(spec.shape):,} dimensions: the file is broken")
-    raise CheckpointError(*problems[:20])
-
-
-def _sound(names: Sequence[str]) -> bool:
-    """All in one go: one by one takes ten times as long, and there are 100,000."""
-    text = " ".join(names)
-    lengths = set(map(len, names))
-    return text.isprintable() and "/" not in text and ".." not in text and lengths <= set(range(1, NAME_LIMIT + 1))

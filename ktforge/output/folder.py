@@ -10,17 +10,18 @@ import errno
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import xxhash
 
+from ktforge.contract.checks import check_paths
 from ktforge.contract.plan import Plan
 from ktforge.contract.tensors import FileSpec
 from ktforge.disk import writing
 from ktforge.disk.journal import Journal
 from ktforge.disk.lock import held, locked
 from ktforge.disk.marks import JOURNAL, PARTIAL, UNFINISHED, staged
-from ktforge.errors import OutputError, PluginError
+from ktforge.errors import OutputError
 from ktforge.output.hashing import add_range
 from ktforge.output.publish import discard, nested_weights, publish, published, stage_documents
 from ktforge.output.resume import check_unchanged, fingerprint
@@ -118,7 +119,7 @@ def open_folder(
     if problems:
         raise OutputError(*problems)
     paths = published(plan, documents)
-    _check_paths(paths)
+    check_paths(paths)
     existed, staging = folder.exists(), folder / PARTIAL
     try:
         with locked(staging):
@@ -163,13 +164,6 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
         journal = Journal(staging / JOURNAL)
         journal.begin(now, overwrite=overwrite or (folder / UNFINISHED).exists())
     return journal
-
-
-def _check_paths(paths: list[str]) -> None:
-    for path in paths:
-        parts = PurePosixPath(path).parts
-        if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
-            raise PluginError(f"the writer planned a file called {path[:200]!r}, which is outside the output folder")
 
 
 def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, verify: bool) -> None:

@@ -13,6 +13,7 @@ import xxhash
 from ktforge.contract.plan import Plan
 from ktforge.errors import CheckpointError, OutputError
 from ktforge.output.provenance import unversioned, versions
+from ktforge.text import first_of
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
@@ -68,8 +69,7 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
     changes += _source_changes(before.get("source"), now.get("source"))
     if changes:
         raise OutputError(
-            *changes[:20],
-            *([f"and {len(changes) - 20:,} more of the kind"] if len(changes) > 20 else []),
+            *first_of(changes),
             f"so the unfinished output in {folder} cannot go on: put back what it was begun with, "
             f"or start over with {again}",
         )

@@ -21,6 +21,7 @@ def convert(
     input_type: str = "auto",
     writer: str = "safetensors",
     cpuinfer_threads: int | None = None,
+    follow_links: bool = False,
     quantize: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
     fused: Mapping[str, Any] | None = None,
@@ -28,7 +29,7 @@ def convert(
     """``ktforge convert``; ``quantize`` and ``layout`` are options of these stages beside the preset's own, ``fused``
     those of ``split-experts``."""
     return {
-        "loader": _loader(source),
+        "loader": loader_of(source, follow_links=follow_links),
         "preprocess": [{"use": "split-experts", **(fused or {})}, {"use": "moe-to-bf16", "input_type": input_type}],
         "quantize": {**preset.quantize, **(quantize or {})},
         "layout": {**preset.layout, **(layout or {})},
@@ -37,26 +38,29 @@ def convert(
     }
 
 
-def to_bf16(source: Path, output: Path, preprocess: str = "moe-to-bf16") -> dict[str, Any]:
+def to_bf16(
+    source: Path, output: Path, preprocess: str = "moe-to-bf16", *, follow_links: bool = False
+) -> dict[str, Any]:
     """``ktforge moe-to-bf16``; with another preprocessor, what that one alone makes of a checkpoint."""
     return {
-        "loader": _loader(source),
+        "loader": loader_of(source, follow_links=follow_links),
         "preprocess": [{"use": preprocess}],
         "writer": {"use": "safetensors", "path": str(output)},
     }
 
 
-def _loader(source: Path) -> dict[str, Any]:
-    return {"use": "auto", "path": str(source)}
+def loader_of(source: Path, *, follow_links: bool = False) -> dict[str, Any]:
+    """The loader of a checkpoint's folder; ``follow_links``: symbolic links of any file are followed."""
+    return {"use": "auto", "path": str(source), **({"follow_links": True} if follow_links else {})}
 
 
-def dequantize_pipeline(source: Path, output: Path, registry: Registry) -> Pipeline:
+def dequantize_pipeline(source: Path, output: Path, registry: Registry, *, follow_links: bool = False) -> Pipeline:
     """The pipeline that turns the quantised folder ``source`` into a BF16 checkpoint at ``output``.
 
     The layout is the one that the folder's manifest names, or the installed one that finds packed weights there, so
     that files of other programs can be read too. Raises CheckpointError if there is none.
     """
-    inner = registry.build("loader", "auto", {"path": source})
+    inner = registry.build("loader", "auto", {"path": source, "follow_links": follow_links or None})
     assert isinstance(inner, Loader)
     loader = packed_loader(inner, require_packed(inner, registry))
     return Pipeline(loader=loader, writer=registry.build("writer", "safetensors", {"path": output}))

@@ -18,6 +18,7 @@ from ktforge.contract.stages import Result, Stage
 from ktforge.contract.tensors import FileSpec, TensorSpec
 from ktforge.disk.marks import CONFIG
 from ktforge.errors import CheckpointError, Problems, Unsupported
+from ktforge.model.adapters import is_adapter
 from ktforge.model.config import quantization_config
 from ktforge.model.mtp import check_extra, without_extra
 from ktforge.model.source import Source, read_source
@@ -73,6 +74,9 @@ def _make_plan(recipe: Recipe) -> Plan:
     left_out = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
     # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
     wanted = [u for u in found.ordered(with_extra) if not u.fused or u.experts == model.experts]
+    if recipe.layout is not None:  # what reads a quantised output reads no adapters of other weights beside them
+        left_out += [t for u in wanted for t in u.tensors.values() if is_adapter(t.name)]
+        wanted = [u for u in wanted if not is_adapter(u.name)]
     units: list[PlannedUnit] = []
     outputs: list[TensorSpec] = []
     for unit, planned in zip(wanted, plan_units(bound, wanted, model, targets), strict=True):
@@ -101,7 +105,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     folder = recipe.writer.folder()
     if folder is None:
         return plan
-    wrong = check_output(folder, recipe.loader.folder()) or shortages(folder, files)
+    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source) or shortages(folder, files)
     return replace(plan, problems=(*plan.problems, *wrong))
 
 
@@ -156,11 +160,20 @@ def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:
     return tuple(p for p in source.side_files if str(p) not in QUANTIZATION_FILES)
 
 
+def _over_weights(folder: Path, source: Source) -> list[str]:
+    """A sentence if links of the source's weights lead into the output folder."""
+    here = folder.resolve()
+    below = (f.path for f in source.files if f.path.resolve().is_relative_to(here))
+    return [f"{p} is a link into the output folder {folder}: choose another folder" for p in below][:1]
+
+
 def _config_json(recipe: Recipe, edited: Mapping[str, Any]) -> bytes | None:
     """The source's own bytes where nothing was changed."""
     folder = recipe.loader.folder()
-    if folder is not None and (folder / CONFIG).is_file() and edited == CheckpointFolder(folder).config():
-        return (folder / CONFIG).read_bytes()
+    if folder is not None and (folder / CONFIG).is_file():
+        found = CheckpointFolder(folder, follow_links=True).config()  # the loader has read it, link or not
+        if edited == found:
+            return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ktforge.contract.checks import blame
 from ktforge.contract.plan import PlannedUnit, Recipe
 from ktforge.contract.stages import Result
-from ktforge.contract.tensors import QuantSpec, TensorSpec, UnitSpec
+from ktforge.contract.tensors import TensorSpec, UnitSpec
 
 #: Bytes of a tensor that is only copied, at a time: a few milliseconds, beside which a call in Python is nothing.
 COPIED = 32 * 1000 * 1000
@@ -86,13 +86,7 @@ def working_bytes(recipe: Recipe, unit: PlannedUnit) -> int:
             moment = max(moment, *(stage.scratch_bytes(u) for u in before))
             unmade = stage.unmade(before[0]) if fused and step is share.steps[-1] else ()
         known = before[0].tensors if len(before) == len(step) else {}
-        total += max(
-            (
-                sum(t.nbytes for r, t in u.tensors.items() if r not in unmade and not _same(t, known.get(r)))
-                for u in step
-            ),
-            default=0,
-        )
+        total += max((u.new_bytes(known, unmade) for u in step), default=0)
         before = step
     return total + moment + max((sum(_result_bytes(recipe, r) for r in results) for results in unit.results), default=0)
 
@@ -124,10 +118,6 @@ def _has_axis(tensor: TensorSpec, count: int) -> bool:
     return tensor.shape[:1] == (count,)
 
 
-def _same(tensor: TensorSpec, before: TensorSpec | None) -> bool:
-    return before is not None and (tensor.dtype, tensor.shape) == (before.dtype, before.shape)
-
-
 def _result_bytes(recipe: Recipe, result: Result) -> int:
     """Buffers, what a quantizer delivers unless the layout does its work too, and what either needs for a moment."""
     quantizer, layout, quant, packed = result.quantizer, recipe.layout, result.quant, result.packed
@@ -139,10 +129,4 @@ def _result_bytes(recipe: Recipe, result: Result) -> int:
         return packed.nbytes + moment
     with blame(quantizer, result.unit.name):
         moment = max(moment, quantizer.scratch_bytes(result.unit, quant))
-    return packed.nbytes + moment + _quantised_bytes(quant)
-
-
-def _quantised_bytes(spec: QuantSpec) -> int:
-    """Codes, scales as they are computed and as they are stored, and zero points."""
-    scale = 4 + spec.scale_dtype.itemsize + (0 if spec.symmetric else 1)
-    return sum(p.shape[0] * p.shape[1] + p.shape[0] * spec.groups(p) * scale for p in spec.parts)
+    return packed.nbytes + moment + quant.nbytes

@@ -11,6 +11,7 @@ from pydantic import InstanceOf, PrivateAttr
 
 from ktforge import native
 from ktforge.contract.checks import blame
+from ktforge.contract.finite import check_finite
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Layout, Loader
 from ktforge.contract.tensors import BF16, QuantPart, QuantSpec, SourceFile, TensorSpec, UnitSpec
@@ -116,6 +117,7 @@ class PackedLoader(Loader):
             restore(wanted, codes, wanted.parts[0].of(weight))
             for tensor in stored:
                 self.inner.release(tensor)
+        check_finite(spec._replace(file=stored[0].file), weight)
         return weight
 
     def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:

@@ -15,10 +15,11 @@ import numpy as np
 import pluggy
 
 from ktforge import native
-from ktforge.contract.checks import blame, delivered, delivered_parts, owner
+from ktforge.contract.checks import blame, delivered, delivered_parts, preprocessed
+from ktforge.contract.finite import check_finite
 from ktforge.contract.pending import LazyTensors, pending
 from ktforge.contract.plan import Plan, PlannedUnit, Sink
-from ktforge.contract.stages import Fused, Layout, Loader, Preprocessor, Result
+from ktforge.contract.stages import Fused, Layout, Loader, Result
 from ktforge.contract.tensors import PackedSpec, TensorSpec, Unit, UnitSpec
 from ktforge.errors import PluginError
 from ktforge.planning.shares import Share, shares
@@ -78,7 +79,8 @@ def execute(
             progress.begin(share)
             source = share.planned.source
             try:
-                _run_unit(plan, share, WatchedSink(sink, watch, source), crew)
+                with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+                    _run_unit(plan, share, WatchedSink(sink, watch, source), crew)
             finally:
                 _release(plan.pipeline.loader, source)
             seconds = progress.end(share)
@@ -150,7 +152,7 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
     pipeline, planned = plan.pipeline, share.planned
     units = iter((_load(pipeline.loader, planned.source),))
     for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
-        units = _preprocess(stage, units, expected)
+        units = preprocessed(stage, units, expected)
     for results, unit in zip(planned.results, units, strict=True):
         for result in results:
             if result.quant is not None:
@@ -158,7 +160,18 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
                 continue
             crew.buffers.clear()
             for role, tensor in (result.renamed or {}).items():
-                _write(plan, sink, tensor, unit.tensors[role], share.row)
+                data = unit.tensors[role]
+                made = result.unit.tensors[role]
+                if pipeline.preprocess and _is_converted(share.unit.source, role, made):
+                    file = made.file or next(iter(planned.source.tensors.values())).file
+                    check_finite(made._replace(file=file), data, share.row or 0)
+                _write(plan, sink, tensor, data, share.row)
+
+
+def _is_converted(source: UnitSpec, role: str, made: TensorSpec) -> bool:
+    """Whether preprocessors answer for a tensor: all of an expert, and what they made. What they leave as it was may be
+    no weight, and have infinity for a value."""
+    return source.is_expert or source.fused or source.tensors.get(role) != made
 
 
 def _narrowed(unit: Unit, spec: UnitSpec) -> Unit:
@@ -175,24 +188,6 @@ def _load(loader: Loader, spec: UnitSpec) -> Unit:
         with blame(loader, tensor.name):
             tensors[role] = loader.read(tensor)
     return delivered(loader, Unit(spec, tensors), spec)
-
-
-def _preprocess(stage: Preprocessor, units: Iterator[Unit], expected: Sequence[UnitSpec]) -> Iterator[Unit]:
-    specs = iter(expected)
-    for unit in units:
-        with blame(stage, unit.spec.name):
-            made = iter(stage.apply(unit))
-        while True:
-            with blame(stage, unit.spec.name):
-                result = next(made, None)
-            if result is None:
-                break
-            spec = next(specs, None)
-            if spec is None:
-                raise PluginError(f"{owner(stage)} made more units of {unit.spec.name} than it planned")
-            yield delivered(stage, result, spec)
-    if next(specs, None) is not None:
-        raise PluginError(f"{owner(stage)} made fewer units than it planned for {expected[0].name}")
 
 
 def _pack(plan: Plan, result: Result, unit: Unit, sink: Sink, crew: Workers) -> None:

@@ -137,9 +137,9 @@ def test_without_an_index_the_names_tell_what_is_missing(folder):
 
 def test_a_tensor_in_two_shards(folder):
     (folder / INDEX).unlink()
-    checkpoints.save_file({"model.norm.weight": np.ones(256, BF16)}, folder / "more.safetensors")
+    checkpoints.save_file({"model.norm.weight": np.zeros(256, BF16)}, folder / "more.safetensors")
     (problem,) = refusals(folder)
-    assert problem.startswith("model.norm.weight is in both DIR/model-0000") and "DIR/more.safetensors" in problem
+    assert problem.startswith("DIR/model-0000") and "DIR/more.safetensors both hold model.norm.weight, and" in problem
 
 
 def test_weight_and_scale_may_be_in_different_shards(tmp_path):
@@ -264,3 +264,40 @@ def test_everything_wrong_with_the_tensors_comes_at_once(tmp_path):
         f"{stem.format(0, 2)}: {odd} (config.json) of down_proj.weight [256, 512]",
         f"{stem.format(0, 3)}: {small}",
     }
+
+
+@pytest.mark.parametrize("mark", ["aria2", "part", "incomplete", "crdownload", "!qB", "lftp-pget-status"])
+@pytest.mark.parametrize("index", [True, False])
+def test_a_shard_whose_download_goes_on_is_refused_whatever_its_size(folder, mark, index):
+    if not index:
+        (folder / INDEX).unlink()
+    name = "model-00002-of-00003.safetensors"
+    (folder / f"{name}.{mark}").write_bytes(b"x")
+    said = f"DIR/{name} has not been downloaded to its end: {name}.{mark} says so; let the download finish, or, if "
+    assert refusals(folder) == [said + f"the file is whole, remove DIR/{name}.{mark}"]
+    (folder / name).unlink()  # some programs give it its name at the end
+    assert [p for p in refusals(folder) if p.startswith(said)]
+
+
+def test_of_a_link_it_is_what_the_link_leads_to_that_has_to_be_whole(folder, tmp_path):
+    names = [p.name for p in folder.glob("*.safetensors")]
+    (tmp_path / "disk").mkdir()
+    for name in names:
+        (folder / name).symlink_to((folder / name).rename(folder / f"{name}.data"))
+    (folder / f"{names[0]}.data.aria2").touch()
+    assert any(f"{names[0]}.data has not been downloaded to its end" in p for p in refusals(folder))
+
+
+def test_downloads_that_nothing_is_read_of_stop_nothing_and_are_not_carried_over(folder):
+    for name in ("consolidated.safetensors", "consolidated.safetensors.aria2", "film.crdownload", "README.md.part"):
+        (folder / name).write_bytes(b"x")
+    assert {str(p) for p in CheckpointFolder(folder).side_files()} == checkpoints.SIDE_FILES.keys()
+    assert_same(scanned(folder), checkpoints.tensors())
+    (folder / "tokenizer.json.aria2").touch()
+    assert [p.partition(":")[0] for p in refusals(folder)] == ["DIR/tokenizer.json has not been downloaded to its end"]
+
+
+def test_a_lone_file_that_has_not_its_name_yet(tmp_path):
+    folder = checkpoints.write(tmp_path / "m", checkpoints.tensors(), checkpoints.config())
+    (folder / "model.safetensors").rename(folder / "model.safetensors.part")
+    assert refusals(folder)[0].startswith("DIR/model.safetensors has not been downloaded to its end")

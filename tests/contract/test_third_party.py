@@ -180,7 +180,9 @@ def test_two_loaders_that_read_a_folder_are_a_question(npz):
 
 
 def test_what_no_loader_reads_is_said(npz):
-    with pytest.raises(CheckpointError, match=r"has no weights: neither \*\.safetensors nor pytorch_model\*\.bin$"):
+    with pytest.raises(
+        CheckpointError, match=r"has no weights: neither \*\.safetensors nor pytorch_model\*\.bin, but weights\.npz"
+    ):
         Look.at(npz, Registry.installed())
     with pytest.raises(
         CheckpointError, match=r"is read by the loader npz, and io is for safetensors: leave out io: pread"

@@ -52,6 +52,9 @@ class ExampleQuantizer(Quantizer):
     def quantize(self, unit: Unit, spec: QuantSpec) -> QuantUnit:
         return QuantUnit(spec, tuple(self._quantize(unit, part) for part in spec.parts))
 
+    def scratch_bytes(self, unit: UnitSpec, spec: QuantSpec) -> int:
+        return max(4 * 4 * part.shape[0] * part.shape[1] for part in spec.parts)  # four float32 arrays of one part
+
     def _quantize(self, unit: Unit, part: Part) -> QuantPart:
         rows, columns = part.shape
         groups = part.of(unit.tensors[part.role]).astype(np.float32).reshape(rows, -1, self.group_size)

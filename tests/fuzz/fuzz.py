@@ -18,11 +18,11 @@ with atheris.instrument_imports(include=["ktforge", "ktforge_plugins", "ruamel.y
     from ktforge_plugins.loaders.safetensors import SafetensorsLoader
 
     from ktforge.checkpoint.folder import CheckpointFolder
+    from ktforge.contract.checks import check_specs
     from ktforge.contract.registry import Registry
     from ktforge.disk.journal import Journal
     from ktforge.errors import KtforgeError
     from ktforge.model.config import read_model_config
-    from ktforge.model.source import check_specs
     from ktforge.model.units import units_of
     from ktforge.pipeline.file import load_pipeline
 

@@ -95,13 +95,20 @@ def test_fused_experts_of_a_layer_must_be_whole(kind):
     assert problem == f"{EXPERTS[kind]}, for multi-token prediction: has 3 of 4 experts{MEND}"
 
 
+def without_packing(config, layout):
+    """config.json without what kt-amx says of itself."""
+    said = {key: config.pop(key, None) for key in ("quantization_config", "amx_quantization")}
+    assert all(said.values()) if layout else not any(said.values())
+    return config
+
+
 @pytest.mark.parametrize("layout", [False, True])
 @pytest.mark.parametrize(
     "field", ["num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers"]
 )
 def test_config_json_counts_no_layer_that_was_left_out(field, layout):
     made = json.loads(plan(heads(), "omit", layout, **{field: 1, "layer_types": ["full", "full", "mtp"]}).config_json)
-    assert made == checkpoints.config(**{field: 0, "layer_types": ["full", "full"]})
+    assert without_packing(made, layout) == checkpoints.config(**{field: 0, "layer_types": ["full", "full"]})
     nested = {"text_config": {field: 1, "rope_theta": [1e4, 1e4, 1e5]}}
     made = json.loads(plan(heads(), "omit", layout, **nested).config_json)
     assert made["text_config"] == {field: 0, "rope_theta": [1e4, 1e4]}

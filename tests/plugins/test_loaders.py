@@ -131,7 +131,10 @@ def test_both_kinds_must_agree(tmp_path):
     assert same(contents(AutoLoader(path=folder)), MIXED)
     write_bin(folder, {**MIXED, "c.bytes": np.arange(8, dtype=np.uint8)})
     message = refusal(AutoLoader(path=folder))
-    assert "disagree (c.bytes differs)" in message and "{use: safetensors} or {use: bin}" in message
+    assert (
+        "two copies of the weights that are not the same (c.bytes differs): keep one" in message
+        and "{use: safetensors} or {use: bin}" in message
+    )
 
 
 def test_a_missing_shard_is_named(tmp_path):
@@ -154,10 +157,76 @@ def test_an_index_that_disagrees_is_refused(tmp_path):
     assert "the index places d.long in" in message and "but it is in" in message
 
 
-def test_a_tensor_in_two_files_is_refused(tmp_path):
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_tensor_in_two_files_is_one_if_the_bytes_are_equal(tmp_path, io):
     folder = checkpoints.write(tmp_path, MIXED, checkpoints.config())
-    (folder / "model-copy.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    assert "a.scalar is in both" in refusal(SafetensorsLoader(path=folder))
+    copy = folder / "model-copy.safetensors"
+    copy.write_bytes((folder / "model.safetensors").read_bytes())
+    assert same(contents(SafetensorsLoader(path=folder, io=io)), MIXED)
+    raw = bytearray(copy.read_bytes())
+    raw[-1] ^= 1
+    copy.write_bytes(raw)
+    problem = refusal(SafetensorsLoader(path=folder, io=io))
+    assert f"{copy} and {folder}/model.safetensors both hold" in problem and "\n" not in problem
+    assert ", and not with the same content: if they are two copies of the model, such as in two prec" in problem
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_of_two_equal_ones_the_index_says_which(tmp_path, kept):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config(), 2)
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    files = sorted(set(content["weight_map"].values()))
+    for file in files:
+        checkpoints.save_file(MIXED, folder / file)
+    content["weight_map"] = dict.fromkeys(MIXED, files[kept])
+    content["weight_map"]["d.long"] = files[1 - kept]
+    index.write_text(json.dumps(content))
+    loader = SafetensorsLoader(path=folder)
+    assert same(contents(loader), MIXED)
+    assert {s.name: s.file.name for s in loader.scan()} == content["weight_map"]
+
+
+def test_a_second_precision_is_one_sentence(tmp_path):
+    data = {f"layer.{i}.weight": np.ones((4, 4), np.float32) for i in range(50)}
+    folder = checkpoints.write(tmp_path, data, checkpoints.config())
+    half = {name: array.astype(np.float16) for name, array in data.items()}
+    checkpoints.save_file(half, folder / "model.fp16.safetensors")
+    message = refusal(SafetensorsLoader(path=folder))
+    assert f"{folder}/model.fp16.safetensors and {folder}/model.safetensors both hold layer" in message
+    assert "and 49 more tensors, and not with the same content" in message and "\n" not in message
+    (folder / "model.safetensors").unlink()
+    write_bin(folder, data)
+    message = refusal(AutoLoader(path=folder))
+    assert "two copies of the weights that are not the same" in message
+    assert "the files are model.fp16.safetensors, pytorch_model" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [("consolidated.00.pth", "files of torch.save; where you trust them, save what they hold with safetensors.torch"),
+     ("model.pt", "files of torch.save"), ("MODEL.PT", "files of torch.save"), ("last.ckpt", "files of torch.save"),
+     ("model.bin", "call it pytorch_model.bin if torch.save wrote it"), ("tf_model.h5", "weights for other programs"),
+     ("pytorch_model.BIN", "call it pytorch_model.bin"), ("model.onnx", "get the model's *.safetensors")],
+)  # fmt: skip
+def test_weights_of_other_kinds_are_called_what_they_are(tmp_path, name, mend):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config())
+    (folder / "model.safetensors").rename(folder / name)
+    message = refusal(AutoLoader(path=folder))
+    assert f"has no weights: neither *.safetensors nor pytorch_model*.bin, but {name}: " in message and mend in message
+    assert not [p for p in AutoLoader(path=folder).side_files() if p.name == name]
+
+
+@pytest.mark.parametrize("name", ["MODEL.SAFETENSORS", "model-2.SafeTensors"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_letters_in_upper_case(tmp_path, name, alone):
+    folder = checkpoints.write(tmp_path, MIXED, checkpoints.config())
+    (folder / "model.safetensors").rename(folder / name)
+    if not alone:
+        checkpoints.save_file({"x": np.ones(4, np.float32)}, folder / "model-1.safetensors")
+    problem = f"{folder}/{name} would not be read for the letters of its name: call it {name.lower()}"
+    assert refusal(AutoLoader(path=folder)) == problem
+    assert not [p for p in AutoLoader(path=folder).side_files() if p.name == name], "no side file"
 
 
 @pytest.mark.parametrize("where", ["../other.safetensors", "/etc/passwd"])
@@ -206,7 +275,7 @@ def test_folders_without_weights(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert "has no weights: neither *.safetensors nor" in refusal(AutoLoader(path=tmp_path))
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
-    assert "has *.gguf files, which llama.cpp has quantised already: get its" in refusal(AutoLoader(path=tmp_path))
+    assert "but model-q4.gguf: llama.cpp's, quantised already; get the model's" in refusal(AutoLoader(path=tmp_path))
     assert "has no *.safetensors files" in refusal(SafetensorsLoader(path=tmp_path))
     assert "has no pytorch_model*.bin files" in refusal(BinLoader(path=tmp_path))
     assert "does not exist" in refusal(AutoLoader(path=tmp_path / "absent"))

@@ -91,7 +91,7 @@ def test_a_pipeline_without_an_end(tmp_path):
 
 BROKEN = {
     "config of 100 MB": (CONFIG, CONFIGS["100 MB"]),
-    "config of many lists": (CONFIG, b'{"a": [%s[]]}' % (b"[]," * 3_300_000)),
+    "config of many lists": (CONFIG, b'{"num_experts": "x", "a": [%s[]]}' % (b"[]," * 3_300_000)),
     "config 10,000 deep": (CONFIG, CONFIGS["deep"]),
     "header of huge length": ("model-2.safetensors", HEADERS["huge length"]),
     "header 100,000 deep": ("model-2.safetensors", HEADERS["deep"]),

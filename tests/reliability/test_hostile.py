@@ -7,12 +7,12 @@ import zipfile
 
 import checkpoints
 import pytest
-from conversions import model, pipeline
+from conversions import model, pipeline, tree
 from hostile import CONFIGS, GOOD, HEADERS, header
 from ktforge_plugins import BinLoader, SafetensorsLoader, SafetensorsWriter
 from ktforge_plugins.loaders.kt_folder import KtFolderLoader
 
-from ktforge import KtforgeError
+from ktforge import KtforgeError, Pipeline
 from ktforge.disk.marks import CONFIG
 
 
@@ -74,12 +74,70 @@ def test_an_index_that_points_elsewhere(folder, name):
     refused(lambda: convert(folder))
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", CONFIG])
+@pytest.mark.parametrize("name", ["tokenizer.json", CONFIG])
 def test_a_link_out_of_the_folder(folder, name):
     secret = folder.parent / "secret"
-    (folder / name).rename(secret)
+    (folder / "config.json").rename(secret)
+    (folder / CONFIG).write_bytes(secret.read_bytes())
+    (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret)
-    assert "outside" in refused(lambda: convert(folder))
+    said = refused(lambda: convert(folder))
+    assert f"{name} is a link to {secret}, outside the checkpoint and where no link of its weights leads: put" in said
+    assert "say --follow-links" in said
+    loader = SafetensorsLoader(path=folder, follow_links=True)
+    Pipeline(loader=loader, writer=SafetensorsWriter(path=folder.parent / "out")).run()
+    assert (folder.parent / "out" / name).read_bytes() == secret.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "extra.safetensors", "pytorch_model.bin"])
+def test_a_link_to_no_weights_lets_nothing_else_through(folder, name):
+    """Such a link would make its folder one that side files may lead to."""
+    private = folder.parent / "private"
+    private.mkdir()
+    (private / "key").write_bytes(b"secret" * 10)
+    for path in (name, "vocab.json"):
+        (folder / path).unlink(missing_ok=True)
+        (folder / path).symlink_to(private / "key")
+    assert "vocab.json is a link to" in refused(lambda: convert(folder))
+
+
+def test_a_side_file_may_lead_to_no_hidden_one_beside_the_weights(folder):
+    home = folder.parent / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "key").write_bytes(b"secret")
+    (folder / "model.safetensors").rename(home / "model.safetensors")
+    (folder / "model.safetensors").symlink_to(home / "model.safetensors")
+    (folder / "vocab.json").symlink_to(home / ".ssh" / "key")
+    assert "vocab.json is a link to" in refused(lambda: convert(folder))
+
+
+def test_links_elsewhere_on_the_disk(folder):
+    """What people have who keep weights on another disk: links of shards, and of what lies beside them."""
+    store, links, outs = folder.parent / "store", folder.parent / "links", [folder.parent / n for n in ("one", "two")]
+    folder.rename(store)
+    (store / "more").mkdir()
+    (store / "more" / "notes.md").write_text("# notes")
+    for path in [p for p in store.rglob("*") if p.is_file()]:
+        link = links / path.relative_to(store)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    for source, out in zip((store, links), outs, strict=True):
+        pipeline(source, SafetensorsWriter(path=out)).run()
+    one, two = (tree(out) for out in outs)
+    del one["ktforge_manifest.json"], two["ktforge_manifest.json"]  # which name the source
+    assert one == two and "more/notes.md" in one and not any(p.is_symlink() for p in outs[1].rglob("*"))
+    said = refused(lambda: pipeline(links, SafetensorsWriter(path=store)).run(overwrite=True))
+    assert "is a link into the output folder" in said
+
+
+def test_links_into_a_hub_cache_from_anywhere(folder):
+    blobs = folder.parent / "models--a--b" / "blobs"
+    (blobs.parent / "snapshots").mkdir(parents=True)
+    blobs.mkdir()
+    for i, path in enumerate(sorted(p for p in folder.iterdir() if p.is_file())):
+        path.rename(blobs / str(i))
+        path.symlink_to(blobs / str(i))
+    convert(folder)
 
 
 def test_a_kt_file_that_is_a_link_out_of_the_folder(tmp_path):
@@ -118,7 +176,7 @@ def test_config_json(folder, kind):
     assert CONFIG in refused(lambda: convert(folder))
 
 
-@pytest.mark.parametrize("value", [-1, 10**30, "7168", None, 1.5, [], {}, True, 10**6])
+@pytest.mark.parametrize("value", [-1, 10**30, "7168", 1.5, [], {}, True, 10**6])
 @pytest.mark.parametrize("key", ["hidden_size", "num_experts", "num_hidden_layers", "moe_intermediate_size"])
 def test_sizes_that_are_none(folder, key, value):
     config = json.loads((folder / CONFIG).read_text())
@@ -126,6 +184,16 @@ def test_sizes_that_are_none(folder, key, value):
     if key == "num_hidden_layers" and value is True:
         value = 1
     refused(lambda: convert(folder))
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_experts", "num_hidden_layers", "moe_intermediate_size"])
+def test_a_size_that_is_null_is_what_the_tensors_say(folder, key):
+    config = json.loads((folder / CONFIG).read_text())
+    before = pipeline(folder, SafetensorsWriter(path=folder.parent / "out")).plan()
+    (folder / CONFIG).write_text(json.dumps({**config, key: None}))
+    after = pipeline(folder, SafetensorsWriter(path=folder.parent / "out")).plan()
+    assert not after.problems and after.model == before.model
+    assert [f.header for f in after.files] == [f.header for f in before.files]
 
 
 def test_config_that_would_take_forever(folder):

@@ -153,6 +153,13 @@ class Swallows(Doubles):
         return iter(())
 
 
+class RaisesAtOnce(Doubles):
+    name: ClassVar[str] = "raises-at-once"
+
+    def apply(self, unit):  # no generator
+        return [unit.tensors["nowhere"]]
+
+
 class OtherDtype(Doubles):
     name: ClassVar[str] = "other-dtype"
 
@@ -184,6 +191,7 @@ class BadLoader(MemoryLoader):
         ({"quantize": FewerParts()}, rf"^plugin fewer-parts .* delivered 5 parts of {EXPERT}; 6 were planned"),
         ({"preprocess": [Doubles()]}, "^plugin doubles .* made more units of .* than it planned"),
         ({"preprocess": [Swallows()]}, "^plugin swallows .* made fewer units than it planned for"),
+        ({"preprocess": [RaisesAtOnce()]}, r"^plugin raises-at-once .* failed on .*: KeyError: 'nowhere' "),
         ({"preprocess": [OtherDtype()]}, r"^plugin other-dtype .* delivered .* as float32 .*; BF16 \[.* was planned"),
         ({"preprocess": [LosesARole()]}, r"^plugin loses-a-role .* delivered \[\] of .*; \['weight'\] were planned"),
         (

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
+from ktforge.cli.options import (
+    Block,
+    FollowLinks,
+    InputPath,
+    Output,
+    PluginFiles,
+    RunOptions,
+    installed,
+    takes_run_options,
+)
 from ktforge.text import nearest
 
 if TYPE_CHECKING:
@@ -72,6 +81,7 @@ def command(
     no_merge_safetensor: Annotated[
         bool, typer.Option("--no-merge-safetensor", help="Write .kt files in _layer_N/_numa_P folders.")
     ] = False,
+    follow_links: FollowLinks = False,
     gate_up: Annotated[
         GateUp, typer.Option("--gate-up", help="How fused experts keep gate and up in one tensor.")
     ] = GateUp.auto,
@@ -103,7 +113,7 @@ def command(
             raise typer.BadParameter(f"{flag} does not go with `{preset.command}`: leave it out; it is for {takers}")
     data = convert(
         input_path, output, preset, input_type=input_type.value, cpuinfer_threads=cpuinfer_threads,
-        writer="kt-folder" if no_merge_safetensor else "safetensors",
+        follow_links=follow_links, writer="kt-folder" if no_merge_safetensor else "safetensors",
         quantize={"group_size": group_size} if group_size else None,
         layout={"threadpool_count": threadpool_count} if threadpool_count else None,
         fused={"gate_up": gate_up.value, "order": expert_order.value},

@@ -1,6 +1,15 @@
 from __future__ import annotations
 
-from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
+from ktforge.cli.options import (
+    Block,
+    FollowLinks,
+    InputPath,
+    Output,
+    PluginFiles,
+    RunOptions,
+    installed,
+    takes_run_options,
+)
 
 NAME = "dequantize"
 
@@ -9,6 +18,7 @@ NAME = "dequantize"
 def command(
     input_path: InputPath,
     output: Output,
+    follow_links: FollowLinks = False,
     block: Block = None,
     plugins: PluginFiles = None,
     *,
@@ -19,5 +29,5 @@ def command(
     from ktforge.pipeline.presets import dequantize_pipeline
 
     registry = installed(block, plugins)
-    pipeline = dequantize_pipeline(input_path, output, registry)
+    pipeline = dequantize_pipeline(input_path, output, registry, follow_links=follow_links)
     carry_out(pipeline, registry, options)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktforge.cli.options import Block, Checkpoint, PluginFiles, installed
+from ktforge.cli.options import Block, Checkpoint, FollowLinks, PluginFiles, installed
 from ktforge.cli.table import show_rows
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ NAME = "inspect"
 def command(
     checkpoint: Checkpoint,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    follow_links: FollowLinks = False,
     block: Block = None,
     plugins: PluginFiles = None,
 ) -> None:
@@ -31,7 +32,7 @@ def command(
     from ktforge.inspection.description import describe
     from ktforge.inspection.look import Look
 
-    seen = describe(Look.at(checkpoint, installed(block, plugins)))
+    seen = describe(Look.at(checkpoint, installed(block, plugins), follow_links=follow_links))
     if as_json:
         typer.echo(json.dumps(seen.to_dict(), indent=2))
     else:

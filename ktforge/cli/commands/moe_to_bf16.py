@@ -1,6 +1,15 @@
 from __future__ import annotations
 
-from ktforge.cli.options import Block, InputPath, Output, PluginFiles, RunOptions, installed, takes_run_options
+from ktforge.cli.options import (
+    Block,
+    FollowLinks,
+    InputPath,
+    Output,
+    PluginFiles,
+    RunOptions,
+    installed,
+    takes_run_options,
+)
 
 NAME = "moe-to-bf16"
 
@@ -9,6 +18,7 @@ NAME = "moe-to-bf16"
 def command(
     input_path: InputPath,
     output: Output,
+    follow_links: FollowLinks = False,
     block: Block = None,
     plugins: PluginFiles = None,
     *,
@@ -20,4 +30,4 @@ def command(
     from ktforge.pipeline.presets import to_bf16
 
     registry = installed(block, plugins)
-    carry_out(build_pipeline(to_bf16(input_path, output), registry, NAME), registry, options)
+    carry_out(build_pipeline(to_bf16(input_path, output, follow_links=follow_links), registry, NAME), registry, options)

@@ -113,6 +113,21 @@ class KtAmx(Layout):
         if len(bits) > 1:
             yield f"rules ask for experts of {' and '.join(map(str, bits))} bits, but {self.name} has one precision"
 
+    def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
+        """Says what the folder is, so that no loader of ordinary checkpoints takes it for one.
+
+        A ``quantization_config`` without ``quant_method`` is what transformers refuses; of a method that it does not
+        know it only warns, and fills the experts that it cannot find with random numbers. ``amx_quantization`` is what
+        KTransformers' own converter writes, and its command line shows; its engine reads the original's config.json.
+        """
+        packed = next((r.packed for r in results if r.packed is not None), None)
+        if not config or packed is None:
+            return config
+        said = {"format": packed.format, "read_by": "KTransformers as --kt-weight-path, beside the original checkpoint"}
+        method = packed.format.removeprefix("kt-amx-").partition("/")[0]
+        amx = {"converted": True, "method": method, "numa_count": self.threadpool_count}
+        return {**config, "quantization_config": said, "amx_quantization": amx}
+
     def pack(self, unit: QuantUnit, out: PackedUnit) -> None:
         for part, quantised in zip(unit.spec.parts, unit.parts, strict=True):
             stem = self._stem(unit.spec.unit, part)

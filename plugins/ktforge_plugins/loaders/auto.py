@@ -12,7 +12,6 @@ from pydantic import PrivateAttr
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, Stage, TensorSpec, hookimpl
 from ktforge.contract.checks import blame
 from ktforge.contract.stages import PlanKey
-from ktforge_plugins.loaders import bin as bin_files
 from ktforge_plugins.loaders import safetensors as safetensors_files
 from ktforge_plugins.loaders.bin import BinLoader
 from ktforge_plugins.loaders.kt_folder import KtFolderLoader
@@ -93,15 +92,15 @@ class AutoLoader(FolderLoader):
         own = [loader for loader in OWN if loader.reads(self.path)]
         if KtFolderLoader in own:
             self._refuse_io(KtFolderLoader.name)
-            return KtFolderLoader(path=self.path)
+            return KtFolderLoader(path=self.path, follow_links=self.follow_links)
         if not own:
             return self._choose_other()
         if SafetensorsLoader not in own:
             self._refuse_io(BinLoader.name)
-            return BinLoader(path=self.path)
-        safetensors = SafetensorsLoader(path=self.path, io=self.io or "mmap")
+            return BinLoader(path=self.path, follow_links=self.follow_links)
+        safetensors = SafetensorsLoader(path=self.path, follow_links=self.follow_links, io=self.io or "mmap")
         if BinLoader in own:
-            self._check_agreement(safetensors, BinLoader(path=self.path))
+            self._check_agreement(safetensors, BinLoader(path=self.path, follow_links=self.follow_links))
         return safetensors
 
     def _choose_other(self) -> Loader:
@@ -114,11 +113,7 @@ class AutoLoader(FolderLoader):
             with blame(readers[0], f"{self.path}"):
                 return readers[0](path=self.path)  # type: ignore[call-arg]
         self.contents().weight_files("*.safetensors", safetensors_files.INDEX)  # knows where they are
-        if any(self.path.glob("*.gguf")):
-            raise CheckpointError(
-                f"{self.path} has *.gguf files, which llama.cpp has quantised already: get its *.safetensors"
-            )
-        raise CheckpointError(f"{self.path} has no weights: neither *.safetensors nor {bin_files.PATTERN}")
+        raise CheckpointError(*self.contents().other_weights())
 
     def _other_readers(self) -> list[type[Loader]]:
         """The loaders of other plugins that read this folder, where ktforge's own do not."""
@@ -142,9 +137,11 @@ class AutoLoader(FolderLoader):
         other = {s.name: (s.dtype, s.shape) for s in pickled.scan()}
         if one != other:
             name = min(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
+            files = sorted({s.path.name for loader in (safetensors, pickled) for s in loader.sources()})
             raise CheckpointError(
-                f"{self.path} has *.safetensors and {bin_files.PATTERN} that disagree ({name} differs): "
-                "choose with loader {use: safetensors} or {use: bin}, or remove one kind"
+                f"{self.path} has two copies of the weights that are not the same ({name} differs): keep one of them "
+                f"there and move the other elsewhere, or choose with loader {{use: safetensors}} or {{use: bin}} in a "
+                f"pipeline file; the files are {', '.join(files[:6])}{' …' if files[6:] else ''}"
             )
 
 

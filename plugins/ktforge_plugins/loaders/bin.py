@@ -73,7 +73,7 @@ class BinLoader(FolderLoader):
         with self._lock:
             self._files_read.clear()  # a file of the same name may be another one by now
         files, weight_map = self._files()
-        return merge_scans({f: list(self._scan_file(f)) for f in files}, weight_map, self.path)
+        return merge_scans({f: list(self._scan_file(f)) for f in files}, weight_map, self.path, self.same)
 
     def sources(self) -> Sequence[SourceFile]:
         return [SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(_pickle_bytes(f))) for f in self._files()[0]]

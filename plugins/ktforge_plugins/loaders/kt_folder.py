@@ -12,10 +12,12 @@ import xxhash
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
+from ktforge.checkpoint.downloads import unfinished
+from ktforge.checkpoint.links import check_links
 from ktforge.checkpoint.shards import merge_scans
 from ktforge.contract.tensors import F32
-from ktforge.disk.reading import check_inside
 from ktforge.model.architectures import NUMBER
+from ktforge.text import first_of
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader, cut_short, map_file
 
 PATTERN = "_layer_*/_numa_*/*.kt"
@@ -45,7 +47,7 @@ class KtFolderLoader(FolderLoader):
         for spec in self._rest().scan() if self._has_rest() else ():
             assert spec.file is not None
             scans.setdefault(spec.file, []).append(spec)
-        return merge_scans(scans, None, self.path)
+        return merge_scans(scans, None, self.path, self.same)
 
     def read(self, spec: TensorSpec) -> np.ndarray:
         assert spec.file is not None
@@ -74,7 +76,9 @@ class KtFolderLoader(FolderLoader):
         files = sorted(self.path.glob(PATTERN))
         if not files:
             raise CheckpointError(f"{self.path} has no {PATTERN} files")
-        check_inside(self.path, *files)
+        check_links(self.path, files, follow=bool(self.follow_links))  # such a file has no header
+        if problems := list(unfinished(files)):
+            raise CheckpointError(*first_of(problems))
         return files
 
     def _spec(self, file: Path) -> TensorSpec:
@@ -93,7 +97,7 @@ class KtFolderLoader(FolderLoader):
 
     def _rest(self) -> SafetensorsLoader:
         if self._rest_loader is None:
-            self._rest_loader = SafetensorsLoader(path=self.path)
+            self._rest_loader = SafetensorsLoader(path=self.path, follow_links=self.follow_links)
         return self._rest_loader
 
 

@@ -55,7 +55,7 @@ class SafetensorsLoader(FolderLoader):
         files, weight_map = self._files()
         scans = {file: _scan_file(file) for file in files}
         self._sources[:] = [source for source, _ in scans.values()]
-        return merge_scans({file: specs for file, (_, specs) in scans.items()}, weight_map, self.path)
+        return merge_scans({file: specs for file, (_, specs) in scans.items()}, weight_map, self.path, self.same)
 
     def sources(self) -> Sequence[SourceFile]:
         """The files as the last scan found them."""

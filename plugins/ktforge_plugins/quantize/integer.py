@@ -21,6 +21,7 @@ from ktforge import (
     Unsupported,
     native,
 )
+from ktforge.contract import finite
 from ktforge.contract.tensors import BF16, F32, dtype_name
 
 #: The scale of an 8-bit code: what KTransformers' packed formats store, whatever their bits.
@@ -108,8 +109,4 @@ class IntegerQuantizer(Quantizer):
 
 def not_finite(tensor: TensorSpec, part: Part, error: native.NotFinite) -> CheckpointError:
     """The refusal of a weight that is NaN or infinite at a place in ``part``."""
-    row, col = error.row + part.rows[0], error.col + part.cols[0]
-    return CheckpointError(
-        f"{tensor.file or 'the checkpoint'}: {tensor.name} is NaN or infinite at row {row}, column {col}: "
-        "the checkpoint is damaged or was broken in training; get a good copy"
-    )
+    return finite.not_finite(tensor, (error.row + part.rows[0], error.col + part.cols[0]))
