@@ -9,20 +9,14 @@ from typing import Any
 from ktforge.contract.plan import ModelConfig
 from ktforge.errors import CheckpointError
 
-#: Names in use, from the config classes of transformers 5, the model repositories themselves and Mistral's params.json.
-EXPERT_COUNT = (
-    "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "moe_num_primary_experts",
-    "num_routed_experts", "num_moe_experts",
-)  # fmt: skip
+#: Names in use, from the config classes of transformers 5 and the model repositories themselves.
+EXPERT_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "moe_num_primary_experts")
 #: The last is the experts' where all layers are of experts.
-EXPERT_SIZE = (
-    "moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_hidden_dim",
-    "moe_intermediate_dim", "intermediate_size",
-)  # fmt: skip
-HIDDEN_SIZE = ("hidden_size", "d_model", "dim", "n_embd")
-LAYER_COUNT = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+EXPERT_SIZE = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+HIDDEN_SIZE = ("hidden_size", "d_model")
+LAYER_COUNT = ("num_hidden_layers", "num_layers")
 #: Where multimodal wrappers keep the language model's part, one inside the other too (Qwen3-Omni).
-NESTED = ("thinker_config", "text_config", "language_config", "llm_config", "moe")
+NESTED = ("thinker_config", "text_config", "language_config", "llm_config")
 #: Fields that say which layers have experts; see :func:`_is_moe_layer`.
 LAYER_RULES = (
     "mlp_layer_types", "layers_block_type", "moe_layers", "moe_layers_enum", "moe_layer_freq", "moe_layer_frequency",

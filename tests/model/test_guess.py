@@ -65,8 +65,8 @@ def test_experts_that_nothing_counts_are_no_dense_model():
 
 def test_names_that_no_file_knows_are_left_to_the_config():
     assert problems({"a.weight": np.zeros(3)}, {"num_experts": 4}) == (
-        NOT_TOLD.format("num_hidden_layers", "num_layers, n_layers, n_layer"),
-        NOT_TOLD.format("hidden_size", "d_model, dim, n_embd"),
+        NOT_TOLD.format("num_hidden_layers", "num_layers"),
+        NOT_TOLD.format("hidden_size", "d_model"),
         NOT_TOLD.format("moe_intermediate_size", ", ".join(EXPERT_SIZE[1:])),
     )  # fmt: skip
 

@@ -80,7 +80,7 @@ def test_experts_under_names_of_a_family_that_no_file_knows(words):
     assert all(u.results[0][0].quant is not None for u in experts)
 
 
-@pytest.mark.parametrize("count", ["moe_num_primary_experts", "num_moe_experts"])
+@pytest.mark.parametrize("count", ["moe_num_primary_experts", "num_local_experts"])
 def test_more_names_of_the_count(count):
     plan = planned(checkpoints.tensors(), config("num_experts", **{count: EXPERTS}))
     assert plan.problems == () and not plan.notes
