@@ -133,9 +133,12 @@ class _Sentences(logging.Handler):
     """``warning: …`` on stderr, with nothing in it that would steer a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(printable(f"{record.levelname.lower()}: {record.getMessage()}"), file=sys.stderr)
-        if record.exc_info:
-            traceback.print_exception(record.exc_info[1])
+        try:
+            print(printable(f"{record.levelname.lower()}: {record.getMessage()}"), file=sys.stderr)
+            if record.exc_info:
+                traceback.print_exception(record.exc_info[1])
+        except Exception:  # a message that does not fit its arguments must not end a conversion
+            self.handleError(record)
 
 
 def installed(block: list[str] | None, plugins: list[Path] | None) -> Registry:

@@ -136,6 +136,15 @@ class blame:
             raise PluginError(f"{owner(self._stage)} failed on {self._subject}: {one_line(error)}{where}") from error
 
 
+def with_delegates(stages: Iterable[Stage]) -> Iterator[Stage]:
+    """Stages, and those that they leave work to."""
+    for stage in stages:
+        yield stage
+        with blame(stage, "the stages that it leaves work to"):
+            delegates = list(stage.delegates())
+        yield from with_delegates(delegates)
+
+
 def is_blamed(error: BaseException) -> bool:
     """Whether an exception from a plugin's code is the plugin's fault: all are, ``sys.exit()`` too, but refusals, and
     Ctrl-C, which comes in the main thread alone."""

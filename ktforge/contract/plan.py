@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -75,6 +75,17 @@ class Writer(Stage):
     def folder(self) -> Path | None:
         """The output folder, None if there is none."""
         return None
+
+
+def wrong_pattern(writer: type[Writer]) -> str | None:
+    """What of a writer's ``weights`` could reach files that are nobody's weights; None if nothing could."""
+    if not isinstance(writer.weights, tuple):
+        return f"{writer.weights!r}, which is no tuple of glob patterns"
+    for pattern in writer.weights:
+        path = PurePosixPath(pattern)
+        if path.is_absolute() or ".." in path.parts or "**" in pattern or not path.suffix or path.name.startswith("."):
+            return f"{pattern!r}, which is no relative glob pattern of files with a suffix of their own"
+    return None
 
 
 #: In the order in which data passes them.
@@ -227,8 +238,9 @@ class Plan:
 
     ``config_json`` is the output's config.json, None if the source has none to give. ``left_out`` are the tensors of
     the source that are in no output, whole layers beyond the model's among them. ``inputs`` maps the files that decide
-    what stages make to the xxh3-128 of their content, in hex; ``stale`` are glob patterns of weights that an earlier
-    output may have left. ``settled`` are fields that config.json lacks, as the tensors have them.
+    what stages make to the xxh3-128 of their content, in hex; ``stale`` maps the names of writers to the glob patterns
+    of weights that an earlier output of theirs may have left. ``settled`` are fields that config.json lacks, as the
+    tensors have them.
     """
 
     pipeline: Recipe
@@ -241,7 +253,7 @@ class Plan:
     left_out: tuple[TensorSpec, ...]
     problems: tuple[str, ...]
     inputs: Mapping[Path, str]
-    stale: tuple[str, ...]
+    stale: Mapping[str, tuple[str, ...]]
     settled: Mapping[str, Any] = field(default_factory=dict)
 
     @property

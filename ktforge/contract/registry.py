@@ -17,7 +17,7 @@ import pluggy
 
 from ktforge.contract import hooks as specs
 from ktforge.contract.checks import is_blamed, one_line
-from ktforge.contract.plan import STAGES, Writer
+from ktforge.contract.plan import STAGES, Writer, wrong_pattern
 from ktforge.contract.presets import Preset
 from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Stage
 from ktforge.errors import ConfigError, KtforgeError, PluginError
@@ -157,6 +157,8 @@ class Registry:
         if inspect.isabstract(cls):
             missing = ", ".join(sorted(cls.__abstractmethods__))
             raise PluginError(f"{entry} offers the {base.stage} {cls.name!r}, which lacks {missing}: correct it{off}")
+        if issubclass(cls, Writer) and (wrong := wrong_pattern(cls)) is not None:
+            raise PluginError(f"{entry} offers the writer {cls.name!r}, whose `weights` have {wrong}: correct it{off}")
         key = (base.stage, cls.name)
         if key in self._entries:
             both = sorted([self._entries[key], entry], key=lambda e: e.plugin)
@@ -168,6 +170,8 @@ class Registry:
     def _add_preset(self, preset: object, owner: str, off: str) -> None:
         if not isinstance(preset, Preset):
             raise PluginError(f"{owner} offers {preset!r}, which is not a Preset: correct it{off}")
+        if not all(isinstance(stage.get("use"), str) for stage in (preset.quantize, preset.layout)):
+            raise PluginError(f"{owner} offers the preset {preset.name!r} without `use` of a stage: correct it{off}")
         if preset.command in self._presets:
             other = self._presets[preset.command][1]
             raise PluginError(f"two plugins offer `ktforge {preset.command}`: {other} and {owner}: rename one{off}")
@@ -250,8 +254,8 @@ class _Observers:
 
 
 def _reported(function: Callable[..., Any], what: str, off: str) -> Callable[..., Any]:
-    """An observer, which cannot stop a conversion: what it raises is logged, the same error once."""
-    said: set[str] = set()
+    """An observer, which cannot stop a conversion: what it raises is logged, of each type once."""
+    said: set[type[BaseException]] = set()
 
     @functools.wraps(function)
     def observed(*args: Any) -> None:
@@ -260,10 +264,9 @@ def _reported(function: Callable[..., Any], what: str, off: str) -> Callable[...
         except BaseException as error:
             if not is_blamed(error) and not isinstance(error, KtforgeError):
                 raise
-            reason = one_line(error)
-            if reason not in said:
-                said.add(reason)
-                logger.warning("%s (%s), and the conversion goes on: correct it%s", what, reason, off)
+            if type(error) not in said:
+                said.add(type(error))
+                logger.warning("%s (%s), and the conversion goes on: correct it%s", what, one_line(error), off)
 
     return observed
 

@@ -113,6 +113,16 @@ class Stage(BaseModel, ABC):
         return config
 
 
+def own_plan_key(stage: Stage) -> PlanKey | None:
+    """What :meth:`Stage.plan_key` of a stage says, unless it is inherited: a subclass may plan otherwise than the class
+    that answers for it. A loader whose ``rows`` and ``scratch_bytes`` are the default looks at nothing."""
+    if isinstance(stage, Loader):
+        asked = type(stage).rows, type(stage).scratch_bytes
+        if asked == (Loader.rows, Loader.scratch_bytes):
+            return alike
+    return stage.plan_key() if "plan_key" in vars(type(stage)) else None
+
+
 class Loader(Stage):
     """Opens a checkpoint. Raises :class:`~ktforge.CheckpointError` for what it cannot read."""
 

@@ -12,7 +12,7 @@ from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, Preprocessor
 from ktforge.contract.tensors import PROJECTIONS
-from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts
+from ktforge.errors import CheckpointError, ConfigError, KtforgeError, UnknownExperts
 from ktforge.inspection.trials import Samples
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import ModelUnits, units_of
@@ -98,13 +98,21 @@ def targets(look: Look) -> dict[str, tuple[str, ...]]:
     found = {TO_BF16: refusals(look.bf16())}
     if not look.source.model.experts:
         found |= {preprocess_target(name): refusals(look.bf16(name)) for name in look.formats()}
-    found |= {preset.command: refusals(look.conversion(preset)) for preset in look.registry.presets()}
+    found |= {preset.command: _refusals_of(look, preset) for preset in look.registry.presets()}
     try:
         require_packed(look.loader, look.registry, look.source.tensors)
         found[DEQUANTIZE] = ()
     except CheckpointError as refusal:
         found[DEQUANTIZE] = refusal.problems
     return found
+
+
+def _refusals_of(look: Look, preset: Preset) -> tuple[str, ...]:
+    """Why a preset cannot be made, such as for want of a stage that is not installed."""
+    try:
+        return look.samples.refusals(look.conversion(preset))
+    except ConfigError as refusal:
+        return refusal.problems
 
 
 def preprocess_target(name: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
+from ktforge.errors import ConfigError
 from ktforge.inspection.description import Inspection, describe
 from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look
 from ktforge.pipeline.pipeline import Pipeline
@@ -75,14 +77,16 @@ def _candidates(look: Look, seen: Inspection) -> Iterator[tuple[Pipeline, Lines]
         name = preset.layout["use"]
         reasons = [line for layout, lines in why_not.items() if layout != name for line in lines]
         why_not.setdefault(name, [f"# Not {name}: {reason}" for reason in seen.targets[preset.command]])
-        if look.registry.find("layout", name).cls.experts_only and not seen.experts:
+        layout = next((e.cls for e in look.registry.entries() if (e.cls.stage, e.cls.name) == ("layout", name)), None)
+        if layout is None or (layout.experts_only and not seen.experts):
             continue
         for options in preset.tries:
             lines = [
                 "preprocess:", *split, *bf16, _line(preset, "quantize", preset.quantize),
                 _line(preset, "layout", {**preset.layout, **options}),
             ]  # fmt: skip
-            yield look.conversion(preset, options), [*reasons, *lines]
+            with suppress(ConfigError):  # a stage that is not installed, which the targets say
+                yield look.conversion(preset, options), [*reasons, *lines]
     reasons = [line for lines in why_not.values() for line in lines]
     if seen.experts:
         yield look.bf16(TO_BF16), [*reasons, "preprocess:", *bf16]

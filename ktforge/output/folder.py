@@ -134,12 +134,12 @@ def open_folder(
                     stage_documents(staging, plan, documents)
                     journal.add_staged()
                 logger.info("publishing %s", folder)
-                publish(folder, staging, paths, plan.stale, overwrite=overwrite or journal.overwrite)
+                publish(folder, staging, paths, plan, overwrite=overwrite or journal.overwrite)
             finally:
                 sink.close()
                 journal.close()
                 if not journal.fingerprint and not (folder / UNFINISHED).exists():
-                    discard(folder, staging, plan.stale)
+                    discard(folder, staging, plan)
     except OSError as error:
         raise OutputError(_failure(folder, error)) from error
     finally:
@@ -156,11 +156,11 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
         check_unchanged(folder, journal.fingerprint, now, _again(folder, journal))
     if not _may_replace(folder, journal, overwrite=overwrite, goes_on=goes_on):
         if not journal.fingerprint:
-            discard(folder, staging, plan.stale)
+            discard(folder, staging, plan)
         needed = _again(folder, journal) if restart and journal.fingerprint else "--overwrite"
         raise OutputError(f"{folder} is not empty: choose another folder, or say {needed}")
     if not goes_on:
-        discard(folder, staging, plan.stale)
+        discard(folder, staging, plan)
         journal = Journal(staging / JOURNAL)
         journal.begin(now, overwrite=overwrite or (folder / UNFINISHED).exists())
     return journal

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import xxhash
 
-from ktforge.contract.checks import blame
+from ktforge.contract.checks import with_delegates
 from ktforge.contract.plan import Recipe
 from ktforge.contract.stages import Stage
 
@@ -45,18 +45,9 @@ def unversioned(recipe: Recipe) -> dict[str, str]:
 def _modules(recipe: Recipe) -> set[str]:
     """The modules of all stages' classes, and of the classes that they build on."""
     return {
-        cls.__module__ for stage in _with_delegates(recipe.all_stages()) for cls in type(stage).__mro__
+        cls.__module__ for stage in with_delegates(recipe.all_stages()) for cls in type(stage).__mro__
         if issubclass(cls, Stage)
     }  # fmt: skip
-
-
-def _with_delegates(stages: Iterator[Stage]) -> Iterator[Stage]:
-    """Stages, and those that they leave work to."""
-    for stage in stages:
-        yield stage
-        with blame(stage, "the stages that it leaves work to"):
-            delegates = list(stage.delegates())
-        yield from _with_delegates(iter(delegates))
 
 
 def _top(module: str) -> str:

@@ -14,7 +14,7 @@ from ktforge.contract.checks import blame
 from ktforge.contract.plan import Plan
 from ktforge.contract.stages import Loader
 from ktforge.disk import writing
-from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, UNFINISHED, staged
+from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, PARTIAL, UNFINISHED, staged
 from ktforge.disk.reading import read_json
 from ktforge.errors import CheckpointError, OutputError
 from ktforge.output.manifest import manifest_json
@@ -91,9 +91,9 @@ def _appeared(folder: Path, staging: Path, paths: list[str], stale: Sequence[str
     ]
 
 
-def publish(folder: Path, staging: Path, paths: list[str], stale: Sequence[str], *, overwrite: bool) -> None:
+def publish(folder: Path, staging: Path, paths: list[str], plan: Plan, *, overwrite: bool) -> None:
     """Renames ``paths`` into place, then the manifest, and takes away what an earlier output left: the side files that
-    its manifest lists, and files of the glob patterns ``stale``.
+    its manifest lists, and its weights.
 
     Files that have been renamed already are passed over.
     """
@@ -107,14 +107,15 @@ def publish(folder: Path, staging: Path, paths: list[str], stale: Sequence[str],
             again = "--restart --overwrite" if overwrite else "--restart"
             raise OutputError(f"{gone} is not in the unfinished output: {_NOT_THERE} {again}")
     else:
-        problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths, stale))
+        problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths, _stale(plan)))
         if problems:
             raise OutputError(*problems)
         mark_unfinished(folder)
         if manifest.exists():
             writing.rename(manifest, staging / _PREVIOUS)
             _sync_parents([staging / _PREVIOUS, manifest])
-        _remove_files(folder, _listed(staging / _PREVIOUS), stale, keep={*targets, folder / UNFINISHED})
+        previous = staging / _PREVIOUS
+        _remove_files(folder, _listed(previous), _stale(plan, previous), keep={*targets, folder / UNFINISHED})
         for target in targets:
             _check_inside(folder, target)
             writing.make_folders(target.parent)
@@ -137,12 +138,12 @@ def mark_unfinished(folder: Path) -> None:
         writing.sync_folder(folder)
 
 
-def discard(folder: Path, staging: Path, stale: Sequence[str]) -> None:
+def discard(folder: Path, staging: Path, plan: Plan) -> None:
     """Removes an unfinished output, what it has published so far too; the folder then stays marked."""
     if (folder / UNFINISHED).exists():
         listed = [*_listed(staging / _PREVIOUS), *_listed(staged(staging, MANIFEST)), *_listed(folder / MANIFEST)]
         writing.remove(folder / MANIFEST)
-        _remove_files(folder, listed, stale, keep={folder / UNFINISHED})
+        _remove_files(folder, listed, _stale(plan, staging / _PREVIOUS), keep={folder / UNFINISHED})
     clear(staging)
 
 
@@ -164,10 +165,26 @@ def _listed(manifest: Path) -> Iterator[str]:
     yield from (n for n in names if isinstance(n, str))
 
 
+def _stale(plan: Plan, *manifests: Path) -> list[str]:
+    """Patterns of weights that a folder may have: those that every loader finds, and those of this plan's writer and of
+    the writers that manifests name. Other writers' are none: what they match is somebody's own file here."""
+    names = {plan.pipeline.writer.name, *map(_writer_of, manifests)}
+    return [*STALE, *(pattern for name in sorted(names) for pattern in plan.stale.get(name, ()))]
+
+
+def _writer_of(manifest: Path) -> str:
+    """The name of the writer that made an output; "" if its manifest is missing or does not say."""
+    try:
+        named = read_json(manifest)["pipeline"]["writer"]["use"]
+    except (CheckpointError, KeyError, TypeError):
+        return ""
+    return named if isinstance(named, str) else ""
+
+
 def _remove_files(folder: Path, names: Iterable[str], stale: Sequence[str], keep: set[Path]) -> None:
     """Takes away an earlier output's files; other files of the user's stay."""
     listed = (folder / n for n in names if ".." not in Path(n).parts and not Path(n).is_absolute())
-    weights = (path for pattern in stale for path in folder.glob(pattern))
+    weights = (p for pattern in stale for p in folder.glob(pattern) if PARTIAL not in p.relative_to(folder).parts)
     removed = [p for p in (*listed, *weights) if (p.is_file() or p.is_symlink()) and p not in keep]
     for path in removed:
         _check_inside(folder, path)

@@ -23,10 +23,11 @@ class Pipeline(Recipe):
         cannot be read.
         """
         classes = registry.classes() if registry is not None else ()
+        recipe = self.equipped(classes) if registry is not None else self
         try:
-            return make_plan(self.equipped(classes), classes)
+            return make_plan(recipe, classes)
         except UnknownExperts:
-            check_not_packed(self.loader, registry)
+            check_not_packed(recipe.loader, registry)
             raise
 
     def run(
@@ -60,7 +61,7 @@ class Pipeline(Recipe):
             raise
         summary = Summary(
             plan, time.perf_counter() - began, len(units), sum(u.source.nbytes for u in units), plan.output_bytes,
-            self.writer.folder(),
+            plan.pipeline.writer.folder(),
         )  # fmt: skip
         hook.ktforge_finished(plan=plan, summary=summary)
         return summary

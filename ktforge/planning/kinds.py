@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ktforge.contract.checks import blame
 from ktforge.contract.plan import ModelConfig, PlannedUnit, Recipe
-from ktforge.contract.stages import Loader, PlanKey, Result, Stage, alike
+from ktforge.contract.stages import PlanKey, Result, Stage, alike, own_plan_key
 from ktforge.contract.tensors import PackedSpec, QuantSpec, TensorSpec, UnitSpec
 from ktforge.errors import PluginError, Unsupported
 from ktforge.planning.targets import Targets
@@ -124,15 +124,8 @@ def told_apart(unit: UnitSpec, keys: Iterable[tuple[Stage, PlanKey]]) -> Hashabl
 
 
 def _plan_key(stage: Stage) -> PlanKey | None:
-    """Not the inherited one: a subclass may plan otherwise than the class that answers for it."""
-    if isinstance(stage, Loader):
-        asked = type(stage).rows, type(stage).scratch_bytes
-        if asked == (Loader.rows, Loader.scratch_bytes):
-            return alike
-    if "plan_key" not in vars(type(stage)):
-        return None
     with blame(stage, "the checkpoint"):
-        return stage.plan_key()
+        return own_plan_key(stage)
 
 
 def _called(stage: Stage, key: PlanKey, unit: UnitSpec) -> Hashable:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ktforge.checkpoint.folder import QUANTIZATION_FILES, CheckpointFolder
-from ktforge.contract.checks import blame
-from ktforge.contract.plan import ModelConfig, Plan, PlannedUnit, Recipe, Writer, results_of
+from ktforge.contract.checks import blame, owner, with_delegates
+from ktforge.contract.plan import ModelConfig, Plan, PlannedUnit, Recipe, Writer, results_of, wrong_pattern
 from ktforge.contract.stages import Result, Stage
 from ktforge.contract.tensors import FileSpec, TensorSpec
 from ktforge.disk.marks import CONFIG
-from ktforge.errors import CheckpointError, Problems, Unsupported
+from ktforge.errors import CheckpointError, PluginError, Problems, Unsupported
 from ktforge.model.adapters import is_adapter
 from ktforge.model.config import quantization_config
 from ktforge.model.mtp import check_extra, without_extra
@@ -25,7 +25,6 @@ from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
 from ktforge.output.folder import check_output
 from ktforge.output.hashing import content_hash
-from ktforge.output.publish import STALE
 from ktforge.output.space import shortages
 from ktforge.planning.kinds import plan_units
 from ktforge.planning.targets import Targets
@@ -43,8 +42,10 @@ def make_plan(recipe: Recipe, classes: Sequence[type[Stage]] = ()) -> Plan:
     with _without_collection():
         plan = _make_plan(recipe)
     logger.info("planned %r", plan)
-    writers = [cls for cls in (type(recipe.writer), *classes) if issubclass(cls, Writer)]
-    return replace(plan, stale=tuple(dict.fromkeys([*STALE, *(p for writer in writers for p in writer.weights)])))
+    if wrong := wrong_pattern(type(recipe.writer)):
+        raise PluginError(f"{owner(recipe.writer)} has `weights` with {wrong}")
+    writers = [cls for cls in (*classes, type(recipe.writer)) if issubclass(cls, Writer)]
+    return replace(plan, stale={writer.name: writer.weights for writer in writers})
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     inputs = _inputs(bound, problems)
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
-        source.files, tuple(left_out), problems.lines(), inputs, (), source.settled,
+        source.files, tuple(left_out), problems.lines(), inputs, {}, source.settled,
     )  # fmt: skip
     folder = recipe.writer.folder()
     if folder is None:
@@ -142,7 +143,7 @@ def _plan_files(
 def _inputs(recipe: Recipe, problems: Problems) -> dict[Path, str]:
     """The hash of each file that decides what stages make."""
     found = {}
-    for stage in recipe.all_stages():
+    for stage in with_delegates(recipe.all_stages()):
         with blame(stage, "its input files"):
             paths = [Path(path) for path in stage.input_files()]
         for path in paths:

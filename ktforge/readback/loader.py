@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from pydantic import InstanceOf, PrivateAttr
@@ -79,6 +79,9 @@ class PackedLoader(Loader):
 
     def side_files(self) -> Sequence[Path]:
         return self.inner.side_files()
+
+    def open_side_file(self, path: Path) -> BinaryIO:
+        return self.inner.open_side_file(path)
 
     def sources(self) -> Sequence[SourceFile]:
         return self.inner.sources()

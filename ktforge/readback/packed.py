@@ -13,7 +13,7 @@ from ktforge.contract.stages import Layout, Loader
 from ktforge.contract.tensors import TensorSpec
 from ktforge.disk.marks import MANIFEST
 from ktforge.disk.reading import read_json
-from ktforge.errors import CheckpointError, KtforgeError, UnknownExperts, Unsupported
+from ktforge.errors import CheckpointError, KtforgeError, PluginError, UnknownExperts, Unsupported
 from ktforge.model.config import quantization_config, read_model_config
 from ktforge.model.units import units_of
 from ktforge.text import counted
@@ -105,6 +105,8 @@ def find_packed(loader: Loader, registry: Registry, ordinary: Sequence[TensorSpe
                     return Packed(layout, manifest)
         except (Unsupported, ValueError):  # it cannot be read back, or needs options that only a manifest would tell
             continue
+        except PluginError:
+            raise
         except KtforgeError:
             return Packed(layout, manifest)  # its own, and broken: who reads it back says what is wrong
     return None

@@ -108,7 +108,7 @@ def _plan(writer: Writer, tensors: Tensors, formats: Sequence[str], loader: _Sou
     model = ModelConfig("kit", 1, 0, 0, 0, frozenset())
     return Plan(
         Recipe(loader=loader, writer=writer), model, (), files, b'{"model_type": "kit"}\n', (Path(SIDE_FILE),),
-        tuple(loader.sources()), (), (), {}, ("*.safetensors", "*.bin", *writer.weights),
+        tuple(loader.sources()), (), (), {}, {writer.name: writer.weights},
     )  # fmt: skip
 
 

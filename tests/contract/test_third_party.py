@@ -76,7 +76,7 @@ def theirs(tmp_path):
         "from ktforge import Preset, hookimpl\n"
         "@hookimpl\ndef ktforge_presets():\n"
         "    layout = {'use': 'kt-amx', 'threadpool_count': 1}\n"
-        "    return [Preset('halves4', {'use': 'int4'}, layout, 'INT4 for one node')]\n"
+        "    return [Preset('Halves4', {'use': 'int4'}, layout, 'INT4 for one node')]\n"
     )
     return file
 
@@ -99,9 +99,9 @@ def test_a_preset_is_a_quant_method(source, out, theirs):
     ("arguments", "said"),
     [
         (["halfs4"],
-         "there is no --quant-method halfs4 (did you mean halves4?); there are int4, int8, rawint4, halves4"),
+         "there is no --quant-method halfs4 (did you mean Halves4?); there are int4, int8, rawint4, Halves4"),
         (["halves4", "--group-size", "32"],
-         "--group-size does not go with `convert --quant-method halves4`: leave it out; it is for `convert "
+         "--group-size does not go with `convert --quant-method Halves4`: leave it out; it is for `convert "
          "--quant-method int8 --layout compressed-tensors`, `convert --quant-method int4 --layout compressed-tensors`"),
         (["halves4", "--layout", "kt-amz"],
          "halves4 is for the layout kt-amx (did you mean kt-amx?): leave --layout out"),
@@ -288,6 +288,75 @@ def test_weights_of_a_writer_go_with_the_output_that_had_them(source, out, known
         overwrite=True, registry=installed(ktforge_writers=[RawWriter])
     )
     assert not (out / "raw").exists(), "the last file that goes takes its folder with it"
+
+
+def test_what_matches_the_pattern_of_a_writer_that_never_wrote_there_is_the_users(source, out):
+    class Npz(RawWriter):
+        name: ClassVar[str] = "npz"
+        weights: ClassVar[tuple[str, ...]] = ("*.npz",)
+
+    out.mkdir()
+    (out / "calibration.npz").touch()
+    made = Pipeline(loader=SafetensorsLoader(path=source), writer=SafetensorsWriter(path=out))
+    for _ in range(2):
+        made.run(overwrite=True, registry=installed(ktforge_writers=[Npz]))
+    assert (out / "calibration.npz").exists()
+
+
+@pytest.mark.parametrize("found", ["*.gguf", ("/abs/*.gguf",), ("../*.gguf",), ("**/*.gguf",), ("*",), (".*",), ("",)])
+def test_patterns_that_reach_too_far_are_refused(source, out, found):
+    class Far(RawWriter):
+        name: ClassVar[str] = "far"
+        weights: ClassVar[tuple[str, ...]] = found
+
+    with pytest.raises(PluginError, match=r"offers the writer 'far', whose `weights` have "):
+        installed(ktforge_writers=[Far])
+    with pytest.raises(PluginError, match=r"^plugin far .* has `weights` with "):
+        Pipeline(loader=SafetensorsLoader(path=source), writer=Far(path=out)).plan()
+
+
+def test_a_pipeline_that_was_equipped_stays_so(npz):
+    loader = installed(ktforge_loaders=[NpzLoader]).build("loader", "auto", {"path": npz})
+    assert Pipeline(loader=loader, writer=MemoryWriter()).plan().problems == ()
+
+
+def test_a_format_that_wants_to_see_every_unit(source):
+    class Careful(Doubled):
+        name: ClassVar[str] = "careful"
+
+        def plan_key(self):
+            return None
+
+    class Inherits(Doubled):
+        name: ClassVar[str] = "inherits"
+
+    for found in (Careful, Inherits):
+        registry = installed(ktforge_preprocessors=[found])
+        made = Pipeline(loader=SafetensorsLoader(path=source), preprocess=[MoeToBf16()], writer=MemoryWriter())
+        assert made.plan(registry).problems == () and made.equipped(registry.classes()).preprocess[0].plan_key() is None
+
+
+def test_files_of_a_stage_that_works_for_another_count(source, tmp_path):
+    (tmp_path / "table").write_bytes(b"1")
+
+    class Tabled(Doubled):
+        name: ClassVar[str] = "tabled"
+
+        def input_files(self):
+            return [tmp_path / "table"]
+
+    made = Pipeline(loader=SafetensorsLoader(path=source), preprocess=[MoeToBf16()], writer=MemoryWriter())
+    assert made.plan(installed(ktforge_preprocessors=[Tabled])).inputs.keys() == {tmp_path / "table"}
+
+
+def test_a_preset_that_cannot_be_made_is_no_reason_to_say_nothing(source):
+    gone = Preset("gone", {"use": "not-installed"}, {"use": "kt-amx"}, "")
+    registry = installed(ktforge_presets=[gone])
+    (reason,) = describe(Look.at(source, registry)).targets["convert --quant-method gone"]
+    assert "there is no quantize called 'not-installed'" in reason
+    assert "layout: {use: kt-amx" in starter(source, registry)
+    with pytest.raises(PluginError, match=r"offers the preset 'bare' without `use` of a stage"):
+        installed(ktforge_presets=[Preset("bare", {}, {"use": "kt-amx"}, "")])
 
 
 class Calibrated(Int4):

@@ -127,13 +127,13 @@ def command(
 
 def _preset(presets: Sequence[Preset], method: str, layout: str | None) -> Preset:
     """The preset that these words mean. Raises BadParameter with those there are."""
-    named = [p for p in presets if p.name == method.lower()]
+    named = [p for p in presets if p.name.lower() == method.lower()]
     if not named:
         known = list(dict.fromkeys(p.name for p in presets))
         raise typer.BadParameter(
             f"there is no --quant-method {method}{nearest(method.lower(), known)}; there are {', '.join(known)}"
         )
-    found = [p for p in named if (layout.lower() == p.layout["use"] if layout else not p.with_layout)]
+    found = [p for p in named if (layout.lower() == p.layout["use"].lower() if layout else not p.with_layout)]
     if not found:
         layouts = [str(p.layout["use"]) for p in named]
         mend = f"say --layout {layouts[0]}" if named[0].with_layout else "leave --layout out"

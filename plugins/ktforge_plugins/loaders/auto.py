@@ -11,7 +11,7 @@ from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, Stage, TensorSpec, hookimpl
 from ktforge.contract.checks import blame
-from ktforge.contract.stages import PlanKey
+from ktforge.contract.stages import PlanKey, own_plan_key
 from ktforge_plugins.loaders import safetensors as safetensors_files
 from ktforge_plugins.loaders.bin import BinLoader
 from ktforge_plugins.loaders.kt_folder import KtFolderLoader
@@ -62,16 +62,13 @@ class AutoLoader(FolderLoader):
     def open_side_file(self, path: Path) -> BinaryIO:
         return self._choice().open_side_file(path)
 
-    def input_files(self) -> Sequence[Path]:
-        return self._choice().input_files()
-
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()
         bound._chosen = self._choice().bind(config)
         return bound
 
     def plan_key(self) -> PlanKey | None:
-        return self._choice().plan_key()
+        return own_plan_key(self._choice())
 
     def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
         return self._choice().rows(spec, start, stop)

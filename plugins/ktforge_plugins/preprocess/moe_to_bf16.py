@@ -21,8 +21,9 @@ from ktforge import (
     hookimpl,
     native,
 )
+from ktforge.contract.checks import blame
 from ktforge.contract.pending import LazyTensors, pending
-from ktforge.contract.stages import PlanKey, alike
+from ktforge.contract.stages import PlanKey, alike, own_plan_key
 from ktforge.contract.tensors import BF16, dtype_name
 from ktforge.model.config import quantization_config, read_model_config
 from ktforge.model.number_format import (
@@ -71,7 +72,7 @@ class MoeToBf16(Preprocessor):
         equipped = self.model_copy()
         more = [c for c in classes if issubclass(c, NumberFormat) and c not in FORMATS]
         with_defaults = [c for c in more if not any(f.is_required() for f in c.model_fields.values())]
-        equipped._formats = tuple(f() for f in (*FORMATS, *with_defaults))
+        equipped._formats = tuple(map(_made, (*FORMATS, *with_defaults)))
         return equipped
 
     def delegates(self) -> Sequence[Stage]:
@@ -86,8 +87,12 @@ class MoeToBf16(Preprocessor):
             bound._dense = read_model_config(config).experts == 0
         return bound
 
-    def plan_key(self) -> PlanKey:
-        keys = [key for f in self._formats if (key := f.plan_key()) is not alike]
+    def plan_key(self) -> PlanKey | None:
+        """None if a format wants to see every unit."""
+        answers = [own_plan_key(f) for f in self._formats]
+        keys = [key for key in answers if key is not None and key is not alike]
+        if None in answers:
+            return None
         return (lambda unit: tuple(key(unit) for key in keys)) if keys else alike
 
     def plan(self, unit: UnitSpec) -> Sequence[UnitSpec]:
@@ -173,6 +178,11 @@ class MoeToBf16(Preprocessor):
                     "get a copy in one of them"
                 )
         return unit
+
+
+def _made(number_format: type[NumberFormat]) -> NumberFormat:
+    with blame(number_format, "its defaults"):
+        return number_format()
 
 
 def _unread(parameters: Mapping[str, TensorSpec]) -> str | None:
