@@ -158,7 +158,9 @@ def test_a_staged_manifest_that_is_gone_beside_an_output_of_before(tiny, out, mo
         patched.setattr(output_folder, "publish", stops)
         made.run(overwrite=True)
     (out / PARTIAL / "ktforge_manifest.json.partial").unlink()
-    with pytest.raises(OutputError, match=r"manifest.json.partial is gone .* with --restart --overwrite$"):
+    with pytest.raises(
+        OutputError, match=r"manifest.json.partial is not in the unfinished output: .* with --restart --overwrite$"
+    ):
         made.run()
 
 
@@ -256,7 +258,7 @@ def test_a_staged_file_that_is_gone_is_not_published_without(tiny, out, monkeypa
         patched.setattr(output_folder, "publish", stops)
         pipeline(tiny, SafetensorsWriter(path=out)).run()
     (out / PARTIAL / f"{lost}.partial").unlink()
-    with pytest.raises(OutputError, match=r"is gone.*: start over with --restart$"):
+    with pytest.raises(OutputError, match=r"is not in the unfinished output: .*; start over with --restart$"):
         pipeline(tiny, SafetensorsWriter(path=out)).run()
     assert is_unfinished(out)
     pipeline(tiny, SafetensorsWriter(path=out)).run(restart=True)
