@@ -88,7 +88,8 @@ OWNER = "plugin example of ktforge-example 0.1.0"
     ("old", "new", "line"),
     [
         ("import numpy", "import nunpy",
-         f"{OWNER} cannot be imported (ModuleNotFoundError: No module named 'nunpy'): correct or uninstall it, or {OFF}"),
+         f"{OWNER} cannot be imported (ModuleNotFoundError: No module named 'nunpy'): correct or uninstall it, "
+         f"or {OFF}"),
         ("def ktforge_layouts", "def ktforge_exporters",
          f"{OWNER} is written for the hook ktforge_exporters, which this ktforge does not have: "
          f"update the one that is older, or {OFF}"),
