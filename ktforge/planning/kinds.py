@@ -221,13 +221,19 @@ def _numberless(unit: UnitSpec) -> UnitSpec:
 def _numberless_names(unit: UnitSpec) -> Sequence[str] | None:
     """The unit's name and those of its tensors as they stand for all of its kind; None if one of them does not have the
     unit's numbers."""
-    names = []
-    for name in (f"{unit.name}.", *[tensor.name for tensor in unit.tensors.values()]):
-        numberless = _anonymous(name, unit)
+    stem = f"{unit.name}."
+    own = _anonymous(stem, unit)
+    if own is None:
+        return None
+    names = [own.removesuffix(".")]
+    for tensor in unit.tensors.values():
+        # Nearly all lie below their unit, whose numbers come first in their names, too.
+        below = tensor.name.startswith(stem)
+        numberless = own + tensor.name[len(stem) :] if below else _anonymous(tensor.name, unit)
         if numberless is None:
             return None
         names.append(numberless)
-    return [names[0].removesuffix("."), *names[1:]]
+    return names
 
 
 def _anonymous(name: str, unit: UnitSpec) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,9 +49,11 @@ def lowest_codes(loader: Loader, model: ModelConfig, experts: Iterable[UnitSpec]
     return LowestCodes(lowest / codes, codes, looked_at, len(weights))
 
 
-def _packed_int4(unit: UnitSpec, model: ModelConfig) -> Iterable[TensorSpec]:
+def _packed_int4(unit: UnitSpec, model: ModelConfig) -> Iterator[TensorSpec]:
     """Its weights of symmetric integers, two a byte: 4-bit floats have no float scales."""
-    for parameters in unit.projections().values() if unit.is_expert else ():
+    if not unit.is_expert or not any([role.endswith(".weight_packed") for role in unit.tensors]):
+        return
+    for parameters in unit.projections().values():
         weight, scale = parameters.get("weight_packed"), parameters.get("weight_scale")
         if weight is None or scale is None or "weight_zero_point" in parameters:
             continue
