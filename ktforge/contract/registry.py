@@ -170,8 +170,8 @@ class Registry:
     def _add_preset(self, preset: object, owner: str, off: str) -> None:
         if not isinstance(preset, Preset):
             raise PluginError(f"{owner} offers {preset!r}, which is not a Preset: correct it{off}")
-        if not all(isinstance(stage.get("use"), str) for stage in (preset.quantize, preset.layout)):
-            raise PluginError(f"{owner} offers the preset {preset.name!r} without `use` of a stage: correct it{off}")
+        if wrong := preset.wrong():
+            raise PluginError(f"{owner} offers the preset {preset.name!r} {wrong}: correct it{off}")
         if preset.command in self._presets:
             other = self._presets[preset.command][1]
             raise PluginError(f"two plugins offer `ktforge {preset.command}`: {other} and {owner}: rename one{off}")

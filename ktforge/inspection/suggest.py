@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ktforge.contract.presets import Preset
+from ktforge.contract.presets import SAFETENSORS, Preset
 from ktforge.contract.registry import Registry
 from ktforge.errors import ConfigError
 from ktforge.inspection.description import Inspection, describe
@@ -41,7 +41,6 @@ def starter(folder: Path, registry: Registry, *, follow_links: bool = False) -> 
         "version: 1",
         f"loader: {{use: auto, path: {_quoted(folder)}{', follow_links: true' * follow_links}}}",
         *middle,
-        "writer: {use: safetensors, path: out, max_shard_size: 5GB}",
     ]
     if seen.mtp_bytes:
         lines.append("# mtp: keep  # multi-token-prediction layers too; by default a layout leaves them out")
@@ -83,21 +82,30 @@ def _candidates(look: Look, seen: Inspection) -> Iterator[tuple[Pipeline, Lines]
         for options in preset.tries:
             lines = [
                 "preprocess:", *split, *bf16, _line(preset, "quantize", preset.quantize),
-                _line(preset, "layout", {**preset.layout, **options}),
+                _line(preset, "layout", {**preset.layout, **options}), _writer(preset.writer),
             ]  # fmt: skip
             with suppress(ConfigError):  # a stage that is not installed, which the targets say
                 yield look.conversion(preset, options), [*reasons, *lines]
     reasons = [line for lines in why_not.values() for line in lines]
     if seen.experts:
-        yield look.bf16(TO_BF16), [*reasons, "preprocess:", *bf16]
+        yield look.bf16(TO_BF16), [*reasons, "preprocess:", *bf16, _writer(SAFETENSORS)]
     for name in look.formats():
-        yield look.bf16(name), [*reasons, "preprocess:", f"  - {{use: {name}}}  # BF16 from this format"]
+        made = f"  - {{use: {name}}}  # BF16 from this format"
+        yield look.bf16(name), [*reasons, "preprocess:", made, _writer(SAFETENSORS)]
 
 
 def _line(preset: Preset, key: Literal["quantize", "layout"], stage: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{option}: {_scalar(value)}" for option, value in stage.items())
     note = preset.notes.get(key)
-    return f"{key}: {{{options}}}" + (f"  # {note}" if note else "")
+    return f"{key}: {_flow(stage)}" + (f"  # {note}" if note else "")
+
+
+def _writer(writer: Mapping[str, Any]) -> str:
+    size = {"max_shard_size": "5GB"} if writer == SAFETENSORS else {}
+    return f"writer: {_flow({**writer, 'path': 'out', **size})}"
+
+
+def _flow(stage: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{option}: {_scalar(value)}" for option, value in stage.items()) + "}"
 
 
 def _scalar(value: Any) -> str:

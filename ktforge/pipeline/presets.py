@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ktforge.contract.presets import Preset
+from ktforge.contract.presets import SAFETENSORS, Option, Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader
 from ktforge.pipeline.pipeline import Pipeline
@@ -18,22 +18,22 @@ def convert(
     output: Path,
     preset: Preset,
     *,
+    given: Mapping[Option, Any] | None = None,
     input_type: str = "auto",
-    writer: str = "safetensors",
     cpuinfer_threads: int | None = None,
     follow_links: bool = False,
-    quantize: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
     fused: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``ktforge convert``; ``quantize`` and ``layout`` are options of these stages beside the preset's own, ``fused``
-    those of ``split-experts``."""
+    """``ktforge convert``; ``given`` are those of the command's options that the preset takes, ``layout`` options of
+    the layout beside the preset's own, ``fused`` those of ``split-experts``."""
+    stages = preset.stages(given or {})
     return {
         "loader": loader_of(source, follow_links=follow_links),
         "preprocess": [{"use": "split-experts", **(fused or {})}, {"use": "moe-to-bf16", "input_type": input_type}],
-        "quantize": {**preset.quantize, **(quantize or {})},
-        "layout": {**preset.layout, **(layout or {})},
-        "writer": {"use": writer, "path": str(output)},
+        "quantize": stages["quantize"],
+        "layout": {**stages["layout"], **(layout or {})},
+        "writer": {**stages["writer"], "path": str(output)},
         "runtime": {"cpuinfer_threads": cpuinfer_threads},
     }
 
@@ -45,7 +45,7 @@ def to_bf16(
     return {
         "loader": loader_of(source, follow_links=follow_links),
         "preprocess": [{"use": preprocess}],
-        "writer": {"use": "safetensors", "path": str(output)},
+        "writer": {**SAFETENSORS, "path": str(output)},
     }
 
 

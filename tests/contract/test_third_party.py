@@ -57,7 +57,7 @@ class Halves(KtAmx):
 
 HALVES = Preset(
     "halves4", {"use": "int4"}, {"use": "halves"}, "INT4 for halves", tries=({"threadpool_count": 4},), order=-1,
-    notes={"layout": "as halves reads it"}, options=frozenset(["threadpool_count"]),
+    notes={"layout": "as halves reads it"}, options={"threadpool_count": "layout.threadpool_count"},
 )  # fmt: skip
 
 

@@ -103,20 +103,18 @@ def command(
 
     registry = installed(block, plugins)
     preset = _preset(registry.presets(), quant_method, layout)
-    given: dict[Option, Any] = {
+    options_of_presets: dict[Option, Any] = {
         "group_size": group_size, "threadpool_count": threadpool_count, "no_merge_safetensor": no_merge_safetensor,
     }  # fmt: skip
-    for option, value in given.items():
-        if value and option not in preset.options:
+    given = {option: value for option, value in options_of_presets.items() if value}
+    for option in given:
+        if option not in preset.options:
             takers = ", ".join(f"`{p.command}`" for p in registry.presets() if option in p.options)
             flag = "--" + option.replace("_", "-")
             raise typer.BadParameter(f"{flag} does not go with `{preset.command}`: leave it out; it is for {takers}")
     data = convert(
-        input_path, output, preset, input_type=input_type.value, cpuinfer_threads=cpuinfer_threads,
-        follow_links=follow_links, writer="kt-folder" if no_merge_safetensor else "safetensors",
-        quantize={"group_size": group_size} if group_size else None,
-        layout={"threadpool_count": threadpool_count} if threadpool_count else None,
-        fused={"gate_up": gate_up.value, "order": expert_order.value},
+        input_path, output, preset, given=given, input_type=input_type.value, cpuinfer_threads=cpuinfer_threads,
+        follow_links=follow_links, fused={"gate_up": gate_up.value, "order": expert_order.value},
     )  # fmt: skip
     pipeline = build_pipeline(data, registry, NAME)
     if print_pipeline:

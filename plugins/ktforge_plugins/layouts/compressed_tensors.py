@@ -231,5 +231,5 @@ def ktforge_presets() -> Iterable[Preset]:
     for order, bits in enumerate((8, 4), 11):
         yield Preset(
             f"int{bits}", {"use": f"int{bits}"}, layout, f"INT{bits} for vLLM, SGLang, transformers", with_layout=True,
-            options=frozenset(["group_size"]), notes={"layout": readers}, order=order,
+            options={"group_size": "quantize.group_size"}, notes={"layout": readers}, order=order,
         )  # fmt: skip

@@ -259,7 +259,9 @@ def ktforge_presets() -> Iterable[Preset]:
         yield Preset(
             f"int{bits}", {"use": f"int{bits}"}, {"use": KtAmx.name},
             f"INT{bits} with a scale a row, for KTransformers' AMXINT{bits}",
-            options=frozenset(["threadpool_count", "no_merge_safetensor"]),
+            options={
+                "threadpool_count": "layout.threadpool_count", "no_merge_safetensor": "writer.use=kt-folder",
+            },
             tries=tuple({"threadpool_count": count} for count in (2, 1, 4, 8)),
             notes={"quantize": other[bits], "layout": "NUMA nodes that the engine will run on"}, order=order,
         )  # fmt: skip
