@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ktforge.checkpoint.folder import CheckpointFolder
     from ktforge.checkpoint.loader import FolderLoader
     from ktforge.contract.hooks import hookimpl
-    from ktforge.contract.plan import Plan, Runtime, Sink, Summary, Writer
+    from ktforge.contract.plan import ModelConfig, Plan, Runtime, Sink, Summary, Writer
     from ktforge.contract.presets import Preset
     from ktforge.contract.registry import Registry
     from ktforge.contract.rules import Rule
@@ -54,6 +54,7 @@ _HOMES = {
     "KtforgeError": "errors",
     "Layout": "contract.stages",
     "Loader": "contract.stages",
+    "ModelConfig": "contract.plan",
     "NumberFormat": "model.number_format",
     "OutputError": "errors",
     "PackedSpec": "contract.tensors",
@@ -96,6 +97,7 @@ __all__ = [
     "KtforgeError",
     "Layout",
     "Loader",
+    "ModelConfig",
     "NumberFormat",
     "OutputError",
     "PackedSpec",

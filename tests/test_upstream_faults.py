@@ -80,7 +80,7 @@ def test_every_side_file_is_carried(source, out):
 
 def test_the_numa_count_is_recorded(source, out):
     pipeline(source, out).run()
-    assert json.loads((out / "ktforge_manifest.json").read_text())["threadpool_count"] == 2
+    assert json.loads((out / "ktforge_manifest.json").read_text())["numa_nodes"] == 2
 
 
 @pytest.mark.parametrize("lost", ["numa.1.weight", "ffn_down_exps.3.numa.0.scale"])

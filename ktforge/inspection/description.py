@@ -17,7 +17,6 @@ from ktforge.inspection.trials import Sample, samples_of
 from ktforge.model.config import quantization_config
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import ModelUnits, units_of
-from ktforge.readback.codes import LowestCodes, lowest_codes
 from ktforge.readback.loader import packed_loader
 from ktforge.readback.packed import Packed, made_from, read_manifest, stated_formats
 
@@ -47,7 +46,7 @@ class Inspection:
     numa_nodes: int | None
     made_from: str | None
     replacement: str | None
-    lowest_codes: LowestCodes | None
+    remarks: tuple[str, ...]
     expert_storage: Mapping[str, int]
     other_storage: Mapping[str, int]
     expert_bytes: int
@@ -82,7 +81,7 @@ def _of_ordinary(look: Look) -> Inspection:
         packed=", ".join(stated_formats(manifest)) or None,
         numa_nodes=None,
         made_from=made_from(manifest),
-        lowest_codes=lowest_codes(look.loader, look.source.model, units.experts),
+        remarks=tuple(look.remarks()),
         expert_storage=_storage(look.samples.units, experts=True),
         other_storage=_storage(look.samples.units, experts=False),
         expert_bytes=sum(u.nbytes * count for u, count in look.samples.units if _has_experts(u)),
@@ -113,7 +112,7 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         packed=form,
         numa_nodes=nodes,
         made_from=packed.made_from,
-        lowest_codes=None,
+        remarks=(),
         expert_storage={form: len(units.experts)},
         other_storage=_storage(samples_of(units.others), experts=False),
         expert_bytes=total_bytes(look.source.tensors) - others,

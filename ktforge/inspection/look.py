@@ -8,12 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ktforge.contract.checks import blame
 from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, Preprocessor
 from ktforge.contract.tensors import PROJECTIONS
 from ktforge.errors import CheckpointError, ConfigError, KtforgeError, UnknownExperts
 from ktforge.inspection.trials import Samples
+from ktforge.model.number_format import NumberFormat
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import ModelUnits, units_of
 from ktforge.pipeline.file import build_pipeline
@@ -79,6 +81,17 @@ class Look:
         """The pipeline that only preprocesses."""
         data = to_bf16(self.folder, _NOWHERE, preprocess, follow_links=self.follow_links)
         return build_pipeline(data, self.registry, "inspect")
+
+    def remarks(self) -> Iterator[str]:
+        """What the installed number formats say of the experts' data."""
+        for entry in self.registry.entries():
+            if issubclass(entry.cls, NumberFormat):
+                try:
+                    stage = self.registry.build("preprocess", entry.cls.name, {})
+                except ConfigError:  # it needs options
+                    continue
+                with blame(stage, str(self.folder)):
+                    yield from stage.remarks(self.loader, self.source.model, self.units.experts)
 
     def formats(self) -> Iterator[str]:
         """Names of the preprocessors for any model, without options, that make something else of this one."""

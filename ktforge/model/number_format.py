@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge.contract.pending import LazyTensors, Pending
-from ktforge.contract.stages import PlanKey, Preprocessor, Result
+from ktforge.contract.plan import ModelConfig
+from ktforge.contract.stages import Loader, PlanKey, Preprocessor, Result
 from ktforge.contract.tensors import BF16, CARRIERS, DTYPES, TensorSpec, Unit, UnitSpec
 from ktforge.errors import Unsupported
 from ktforge.model.config import quantization_config, without_quantization
@@ -75,6 +76,13 @@ class NumberFormat(Preprocessor):
     def is_pending(self, parameters: Mapping[str, TensorSpec]) -> bool:
         """Whether :meth:`pending` gives something for a weight in this format."""
         return False
+
+    def remarks(self, loader: Loader, model: ModelConfig, experts: Sequence[UnitSpec]) -> Iterable[str]:
+        """What ``ktforge inspect`` shall say of weights in this format, a sentence each, after a bounded look at data.
+
+        ``experts`` are all that ``loader`` has. Raises CheckpointError for a part of a file that cannot be read.
+        """
+        return ()
 
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = self.model_copy()

@@ -77,6 +77,9 @@ def read_source(loader: Loader) -> Source:
             problems += tensor_problems(config, tensors)
     if config is None or model is None or tensors is None or side_files is None or files is None:
         raise CheckpointError(*problems)
+    folder, weights = loader.folder(), {file.path for file in files}
+    if folder is not None:  # weights under a suffix that nobody else knows are in the folder, too
+        side_files = tuple(p for p in side_files if folder / p not in weights)
     return Source(config, more, model, tensors, side_files, files)
 
 

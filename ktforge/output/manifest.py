@@ -23,7 +23,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "ktforge": version("ktforge"),
         "formats": list(plan.formats),
         "methods": list(plan.methods),
-        "threadpool_count": pipeline.layout.numa_nodes if pipeline.layout else None,
+        "numa_nodes": pipeline.layout.numa_nodes if pipeline.layout else None,
         "cpuinfer_threads": pipeline.runtime.cpuinfer_threads,
         "pipeline": pipeline.to_dict(),
         "source": [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 from pydantic import InstanceOf, PrivateAttr
 
 from ktforge import native
-from ktforge.contract.checks import blame
+from ktforge.contract.checks import blame, expected
 from ktforge.contract.finite import check_finite
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Layout, Loader
@@ -70,6 +70,13 @@ class PackedLoader(Loader):
         self._renamed = {k: v for k, v in renamed.items() if isinstance(v, str)}
         self._experts = {k: {r: n for r, n in _mapping(v).items() if isinstance(n, str)} for k, v in experts.items()}
         self._settled = more
+
+    def bind(self, config: Mapping[str, Any]) -> Self:
+        with blame(self.inner, "the pipeline"):
+            inner = expected(self.inner, self.inner.bind(config), type(self.inner), "the pipeline")
+        with blame(self.layout, "the pipeline"):
+            layout = expected(self.layout, self.layout.bind(config), type(self.layout), "the pipeline")
+        return self.model_copy(update={"inner": inner, "layout": layout})
 
     def folder(self) -> Path | None:
         return self.inner.folder()

@@ -93,7 +93,7 @@ def test_convert(source, out):
     done = convert(source, out, "--input-type", "bf16", "--threadpool-count", "1", "--cpuinfer-threads", "60")
     assert done.returncode == 0, done.stderr
     manifest = json.loads((out / "ktforge_manifest.json").read_text())
-    assert manifest["threadpool_count"] == 1 and manifest["cpuinfer_threads"] == 60
+    assert manifest["numa_nodes"] == 1 and manifest["cpuinfer_threads"] == 60
     assert manifest["formats"] == ["kt-amx-int8/1"]
 
 

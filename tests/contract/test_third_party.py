@@ -92,7 +92,7 @@ def convert(source, out, *arguments):
 def test_a_preset_is_a_quant_method(source, out, theirs):
     done = convert(source, out, "HALVES4", "--plugin", theirs)
     assert done.exit_code == 0, done.output
-    assert json.loads((out / "ktforge_manifest.json").read_text())["threadpool_count"] == 1
+    assert json.loads((out / "ktforge_manifest.json").read_text())["numa_nodes"] == 1
 
 
 @pytest.mark.parametrize(

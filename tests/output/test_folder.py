@@ -38,7 +38,7 @@ def test_the_manifest_says_what_was_made_of_what(source, out):
     pipeline(source, SafetensorsWriter(path=out), threadpool_count=4).run()
     manifest = json.loads((out / "ktforge_manifest.json").read_text())
     assert manifest["formats"] == ["kt-amx-int4/1"]
-    assert manifest["threadpool_count"] == 4
+    assert manifest["numa_nodes"] == 4
     assert manifest["pipeline"]["layout"] == {"use": "kt-amx", "threadpool_count": 4, "non_experts": "rename"}
     assert [(s["file"], s["bytes"]) for s in manifest["source"]] == [
         (p.name, p.stat().st_size) for p in sorted(source.glob("*.safetensors"))

@@ -19,6 +19,7 @@ from ktforge_plugins import (
 
 from ktforge import CheckpointError, Pipeline, Registry
 from ktforge.pipeline.presets import dequantize_pipeline
+from ktforge.readback.loader import PackedLoader
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +206,28 @@ def test_names_that_the_layout_changed_for_good_come_back(tmp_path, registry):
     assert "visual.blocks.0.weight" in checkpoints.load_output(packed)
     dequantize_pipeline(packed, back, registry).run()
     assert checkpoints.load_output(back).keys() == data.keys()
+
+
+TOLD: list = []
+
+
+class TellingLoader(SafetensorsLoader):
+    def bind(self, config):
+        TOLD.append(("loader", config["model_type"]))
+        return super().bind(config)
+
+
+class TellingLayout(KtAmx):
+    def bind(self, config):
+        TOLD.append(("layout", config["model_type"]))
+        return super().bind(config)
+
+
+def test_loader_and_layout_of_a_packed_folder_are_bound(source, tmp_path):
+    packed, loader = tmp_path / "packed", SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    TOLD.clear()
+    inner = PackedLoader(inner=TellingLoader(path=packed), layout=TellingLayout())
+    Pipeline(loader=inner, writer=SafetensorsWriter(path=tmp_path / "back")).run()
+    assert TOLD == [("loader", "qwen3_moe"), ("layout", "qwen3_moe")]
+    assert checkpoints.load_output(tmp_path / "back").keys() == checkpoints.tensors().keys()

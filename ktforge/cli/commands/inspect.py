@@ -10,7 +10,6 @@ from ktforge.cli.table import show_rows
 
 if TYPE_CHECKING:
     from ktforge.inspection.description import Inspection
-    from ktforge.readback.codes import LowestCodes
 
 NAME = "inspect"
 
@@ -61,8 +60,7 @@ def _rows(seen: Inspection) -> list[tuple[str, str]]:
             rows.append((label, f"{', '.join(storage)}; {size_text(size)}"))
     if seen.quantization:
         rows.append(("quantised", ", ".join(f"{k} {v}" for k, v in seen.quantization.items())))
-    if seen.lowest_codes:
-        rows.append(("codes", _codes(seen.lowest_codes)))
+    rows += [("note", remark) for remark in seen.remarks]
     if seen.mtp_bytes:
         rows.append(("mtp", f"multi-token-prediction layers, {size_text(seen.mtp_bytes)}"))
     rows.append(("files", f"{len(seen.files):,} with {counted(seen.tensors, 'tensor')}"))
@@ -76,16 +74,6 @@ def _rows(seen: Inspection) -> list[tuple[str, str]]:
             )
         )
     return rows
-
-
-def _codes(found: LowestCodes) -> str:
-    sample = f"{found.codes:,} looked at, in {found.looked_at:,} of {found.weights:,} weights"
-    if not found.share:
-        return f"none is -8 ({sample})"
-    return (
-        f"{100 * found.share:.2g} % are -8 ({sample}), which RAWINT4 of kt-kernel up to 0.7.0 computes wrongly on "
-        "AVX-512: serve it with 0.7.0.post4 or later, or convert it with --quant-method rawint4"
-    )
 
 
 def _targets(seen: Inspection) -> list[tuple[str, str]]:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import CheckpointError, Preprocessor, TensorSpec, UnitSpec, Unsupported, hookimpl
+from ktforge import CheckpointError, Loader, ModelConfig, Preprocessor, TensorSpec, UnitSpec, Unsupported, hookimpl
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES, dtype_name
 from ktforge.model.names import canonical
 from ktforge.model.number_format import DOWNLOAD, NumberFormat, Stored
 from ktforge_plugins.preprocess import integers, scales
+from ktforge_plugins.preprocess.lowest_codes import lowest_codes
 
 I8, I32 = DTYPES["I8"], DTYPES["I32"]
 #: What to do about tensors that config.json does not fit.
@@ -171,6 +172,10 @@ class CompressedTensorsFormat(NumberFormat):
         scale = math.prod(parameters["weight_scale"].shape)
         # Scales as float32 once as stored and once for each row, zero points a byte each.
         return integers.scratch(rows, columns) + 10 * max(scale, rows)
+
+    def remarks(self, loader: Loader, model: ModelConfig, experts: Sequence[UnitSpec]) -> Iterable[str]:
+        found = lowest_codes(loader, model, experts)
+        return () if found is None else (str(found),)
 
     def bind(self, config: Mapping[str, Any]) -> Self:
         bound = super().bind(config)

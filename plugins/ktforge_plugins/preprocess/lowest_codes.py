@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ktforge import native
+from ktforge import CheckpointError, Loader, ModelConfig, TensorSpec, UnitSpec, native
 from ktforge.contract.checks import blame
-from ktforge.contract.plan import ModelConfig
-from ktforge.contract.stages import Loader
-from ktforge.contract.tensors import BF16, DTYPES, F32, TensorSpec, UnitSpec
-from ktforge.errors import CheckpointError
+from ktforge.contract.tensors import BF16, DTYPES, F32
 
 #: How much is looked at: so many weights, evenly spread, and so many bytes of each. That is 16 million codes.
 MOST_WEIGHTS, MOST_BYTES = 32, 1 << 18
@@ -26,6 +23,16 @@ class LowestCodes:
     codes: int
     looked_at: int
     weights: int
+
+    def __str__(self) -> str:
+        """For a user: which readers mind, and what mends it."""
+        sample = f"{self.codes:,} looked at, in {self.looked_at:,} of {self.weights:,} weights"
+        if not self.share:
+            return f"none of the INT4 codes is -8 ({sample})"
+        return (
+            f"{100 * self.share:.2g} % of the INT4 codes are -8 ({sample}), which RAWINT4 of kt-kernel up to 0.7.0 "
+            "computes wrongly on AVX-512: serve it with 0.7.0.post4 or later, or convert it with --quant-method rawint4"
+        )
 
 
 def lowest_codes(loader: Loader, model: ModelConfig, experts: Iterable[UnitSpec]) -> LowestCodes | None:

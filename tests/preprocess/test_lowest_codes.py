@@ -6,13 +6,13 @@ import checkpoints
 import numpy as np
 import pytest
 from ktforge_plugins import AutoLoader, CompressedTensors, Int4, Int8, SafetensorsWriter
+from ktforge_plugins.preprocess import lowest_codes as codes
 from typer.testing import CliRunner
 
 from ktforge import Pipeline
 from ktforge.cli import app
 from ktforge.model.config import read_model_config
 from ktforge.model.units import units_of
-from ktforge.readback import codes
 from ktforge.testing import MemoryLoader
 
 FULL, NARROW = Int4(group_size=32), Int4(group_size=32, narrow_range=True)
@@ -80,7 +80,7 @@ def test_a_look_is_bounded(source, out, monkeypatch):
 def row(folder):
     shown = CliRunner().invoke(app, ["inspect", str(folder)])
     assert shown.exit_code == 0, shown.output
-    return [line.removeprefix("codes").strip() for line in shown.stdout.splitlines() if line.startswith("codes ")]
+    return [line.removeprefix("note").strip() for line in shown.stdout.splitlines() if line.startswith("note ")]
 
 
 def test_inspect_says_which_versions_mind_and_what_mends_it(source, tmp_path):
@@ -89,11 +89,11 @@ def test_inspect_says_which_versions_mind_and_what_mends_it(source, tmp_path):
     full, mended = packed(source, tmp_path / "full", FULL), tmp_path / "mended"
     (said,) = row(full)
     assert said.endswith(
-        f" % are -8 {sample}, which RAWINT4 of kt-kernel up to 0.7.0 computes wrongly on AVX-512: serve it with "
-        "0.7.0.post4 or later, or convert it with --quant-method rawint4"
+        f" % of the INT4 codes are -8 {sample}, which RAWINT4 of kt-kernel up to 0.7.0 computes wrongly on "
+        "AVX-512: serve it with 0.7.0.post4 or later, or convert it with --quant-method rawint4"
     )
     options = ["--input-path", str(full), "--output", str(mended), "--quant-method", "rawint4"]
     assert CliRunner().invoke(app, ["convert", *options]).exit_code == 0
-    assert row(mended) == [f"none is -8 {sample}"] and row(source) == []
+    assert row(mended) == [f"none of the INT4 codes is -8 {sample}"] and row(source) == []
     as_json = CliRunner().invoke(app, ["inspect", str(full), "--json"])
-    assert json.loads(as_json.stdout)["lowest_codes"]["weights"] == WEIGHTS
+    assert json.loads(as_json.stdout)["remarks"] == [said]
