@@ -163,7 +163,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A rectangle of a projection's weight that is quantised and packed on its own, such as one NUMA node's share.
+    """A rectangle of a projection's weight that is quantised and packed on its own, such as what one NUMA node gets.
 
     ``projection`` is ``""`` for a weight that is no expert's.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ktforge.contract.plan import ModelConfig
-from ktforge.contract.tensors import PROJECTIONS, UnitSpec
+from ktforge.contract.tensors import CARRIERS, PROJECTIONS, UnitSpec
 from ktforge.model.architectures import NUMBER
 from ktforge.model.config import COUNT_LIMIT, edit_levels, levels
 from ktforge.model.names import canonical, of_mtp
@@ -26,7 +26,7 @@ PER_LAYER = frozenset(
 )  # fmt: skip
 #: An expert of such a layer, whatever the layer is called: all before, number, projection.
 _EXPERT = re.compile(rf"(.*\.)experts\.({NUMBER})\.([a-z]\w*)\.\w+")
-_WEIGHT = re.compile(rf"(?:model\.)?layers\.{NUMBER}\.(.+)\.(?:weight|weight_packed|qweight)")
+_WEIGHT = re.compile(rf"(?:model\.)?layers\.{NUMBER}\.(.+)\.(?:{'|'.join(CARRIERS)})")
 
 
 def check_extra(units: ModelUnits, model: ModelConfig, config: Mapping[str, Any]) -> None:

@@ -45,16 +45,16 @@ def look(folder, *, kind=MemoryLoader):
     return codes.lowest_codes(loader, model, units_of(tuple(loader.scan()), model).experts)
 
 
-def test_the_share_of_the_lowest_code(source, out):
+def test_the_fraction_of_the_lowest_code(source, out):
     made = [a for n, a in checkpoints.load_output(packed(source, out, FULL)).items() if n.endswith("weight_packed")]
     nibbles = np.concatenate([np.stack([b & 15, b >> 4]).ravel() for b in (a.view(np.uint8) for a in made)])
     found = look(out)
     assert (found.codes, found.looked_at, found.weights) == (nibbles.size, WEIGHTS, WEIGHTS)
-    assert found.share == (nibbles == 0).mean() and 0.001 < found.share < 0.02
+    assert found.fraction == (nibbles == 0).mean() and 0.001 < found.fraction < 0.02
 
 
 def test_narrow_codes_have_none(source, out):
-    assert look(packed(source, out, NARROW)).share == 0
+    assert look(packed(source, out, NARROW)).fraction == 0
 
 
 @pytest.mark.parametrize(

@@ -234,8 +234,8 @@ class KtAmx(Layout):
         def fits(count: int) -> bool:
             return expert_size % count == 0 and expert_size // count % cols == 0  # cols is a multiple of 32
 
-        shares = (part.shape[1 if part.projection == "down" else 0] for part in spec.parts)
-        if any(share % cols for share in shares):
+        cut = (part.shape[1 if part.projection == "down" else 0] for part in spec.parts)
+        if any(count % cols for count in cut):
             count = 1 + max(part.index for part in spec.parts)
             fitting = [count for count in range(1, MOST_PARTS + 1) if fits(count)]
             mend = f"counts that fit: {', '.join(map(str, fitting))}" if fitting else "no count fits"

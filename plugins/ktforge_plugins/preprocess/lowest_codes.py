@@ -17,9 +17,9 @@ MOST_WEIGHTS, MOST_BYTES = 32, 1 << 18
 
 @dataclass(frozen=True)
 class LowestCodes:
-    """The share of codes that are -8 among ``codes`` looked at, in ``looked_at`` of ``weights`` weights."""
+    """The fraction of codes that are -8 among ``codes`` looked at, in ``looked_at`` of ``weights`` weights."""
 
-    share: float
+    fraction: float
     codes: int
     looked_at: int
     weights: int
@@ -27,10 +27,10 @@ class LowestCodes:
     def __str__(self) -> str:
         """For a user: which readers mind, and what mends it."""
         sample = f"{self.codes:,} looked at, in {self.looked_at:,} of {self.weights:,} weights"
-        if not self.share:
+        if not self.fraction:
             return f"none of the INT4 codes is -8 ({sample})"
         return (
-            f"{100 * self.share:.2g} % of the INT4 codes are -8 ({sample}), which RAWINT4 of kt-kernel up to 0.7.0 "
+            f"{100 * self.fraction:.2g} % of the INT4 codes are -8 ({sample}), which RAWINT4 of kt-kernel up to 0.7.0 "
             "computes wrongly on AVX-512: serve it with 0.7.0.post4 or later, or convert it with --quant-method rawint4"
         )
 

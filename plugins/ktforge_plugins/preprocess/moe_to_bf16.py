@@ -24,7 +24,7 @@ from ktforge import (
 from ktforge.contract.checks import blame
 from ktforge.contract.pending import LazyTensors, pending
 from ktforge.contract.stages import PlanKey, alike, own_plan_key
-from ktforge.contract.tensors import BF16, dtype_name
+from ktforge.contract.tensors import BF16, CARRIERS, dtype_name
 from ktforge.model.config import quantization_config, read_model_config
 from ktforge.model.number_format import (
     ACTIVATION,
@@ -169,7 +169,7 @@ class MoeToBf16(Preprocessor):
 
     def _checked_other(self, unit: UnitSpec) -> UnitSpec:
         """Refuses a quantised weight that would stay behind with nothing in config.json to explain it."""
-        for role in ("weight", "weight_packed", "qweight"):
+        for role in CARRIERS:
             tensor = unit.tensors.get(role)
             if tensor is not None and len(tensor.shape) > 1 and tensor.dtype.kind in "iu":
                 stored = ", ".join(unit.tensors)
