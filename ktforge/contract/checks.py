@@ -168,7 +168,10 @@ def delivered(stage: Stage, unit: object, spec: UnitSpec) -> Unit:
 
 
 def preprocessed(stage: Preprocessor, units: Iterable[Unit], planned: Sequence[UnitSpec]) -> Iterator[Unit]:
-    """What a preprocessor makes of units, one at a time. Raises PluginError if they are not those that it planned."""
+    """What a preprocessor makes of units, one at a time, of which it keeps none.
+
+    Raises PluginError if they are not those that it planned.
+    """
     specs = iter(planned)
     for unit in units:
         with blame(stage, unit.spec.name):
@@ -182,6 +185,8 @@ def preprocessed(stage: Preprocessor, units: Iterable[Unit], planned: Sequence[U
             if spec is None:
                 raise PluginError(f"{owner(stage)} made more units of {unit.spec.name} than it planned")
             yield delivered(stage, result, spec)
+            del result  # before the next one is made, beside which there is no room for it
+        del unit
     if next(specs, None) is not None:
         raise PluginError(f"{owner(stage)} made fewer units than it planned for {planned[0].name}")
 

@@ -153,7 +153,8 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
     units = iter((_load(pipeline.loader, planned.source),))
     for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
         units = preprocessed(stage, units, expected)
-    for results, unit in zip(planned.results, units, strict=True):
+    for results in planned.results:  # without zip, which keeps a unit until it has the next one
+        unit = next(units)
         for result in results:
             if result.quant is not None:
                 _pack(plan, result, _narrowed(unit, result.unit), sink, crew)
@@ -166,6 +167,9 @@ def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
                     file = made.file or next(iter(planned.source.tensors.values())).file
                     check_finite(made._replace(file=file), data, share.row or 0)
                 _write(plan, sink, tensor, data, share.row)
+                del data
+        del unit
+    next(units, None)  # there is none, as the last stage is asked to say
 
 
 def _is_converted(source: UnitSpec, role: str, made: TensorSpec) -> bool:
