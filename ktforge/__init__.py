@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UnitSpec,
     )
     from ktforge.errors import (
+        AlreadyDone,
         CheckpointError,
         ConfigError,
         KtforgeError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ktforge.pipeline.pipeline import Pipeline
 
 _HOMES = {
+    "AlreadyDone": "errors",
     "CheckpointError": "errors",
     "CheckpointFolder": "checkpoint.folder",
     "ConfigError": "errors",
@@ -88,6 +90,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AlreadyDone",
     "CheckpointError",
     "CheckpointFolder",
     "ConfigError",

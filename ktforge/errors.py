@@ -34,6 +34,10 @@ class OutputError(KtforgeError):
     """The output folder cannot be written."""
 
 
+class AlreadyDone(OutputError):
+    """The output folder holds exactly what was to be written, finished: there is nothing to do."""
+
+
 class PluginError(KtforgeError):
     """Code of a plugin failed or broke its contract; the sentence begins with the plugin and its distribution."""
 

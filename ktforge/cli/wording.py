@@ -67,7 +67,7 @@ def plain(message: str) -> str:
     if match is None:
         return message
     known = [word.strip(" '") for word in match[2].split(",")]
-    return f"there is no {match[1]!r}{nearest(match[1], known)}; there are {', '.join(known)}"
+    return f"there is no {match[1]!r}{nearest(match[1].lower(), known)}; there are {', '.join(known)}"
 
 
 def _summary(text: str) -> str:

@@ -299,6 +299,16 @@ class Plan:
         return sum(u.source.experts for u in self.units)
 
     @property
+    def serving(self) -> str | None:
+        """The command line that serves the output, if the layout names one; None for a plan with refusals."""
+        layout, folder = self.pipeline.layout, self.pipeline.writer.folder()
+        if layout is None or folder is None or self.problems:
+            return None
+        source, threads = self.pipeline.loader.folder(), self.pipeline.runtime.cpuinfer_threads
+        with blame(layout, "how the output is served"):
+            return layout.serving(self.results, source, folder, threads)
+
+    @property
     def results(self) -> Iterator[Result]:
         """What becomes of every unit, in their order."""
         return results_of(self.units)

@@ -286,6 +286,14 @@ class Layout(Stage):
         """The inverse of :meth:`pack`, for the parts of ``spec``. Raises Unsupported if there is none."""
         raise Unsupported(f"the layout {self.name} cannot be read back")
 
+    def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
+        """The command line that serves the output, as a user may copy it; None where there is none to name.
+
+        ``results`` say what becomes of every unit, ``source`` is the checkpoint's folder if it has one, ``output`` the
+        folder that was written, and ``threads`` those of the engine, where the pipeline's ``runtime`` says them.
+        """
+        return None
+
     def original(self, name: str) -> str:
         """The inverse of :meth:`passthrough`, as far as names tell."""
         return name

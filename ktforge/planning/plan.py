@@ -23,6 +23,7 @@ from ktforge.model.config import quantization_config
 from ktforge.model.mtp import check_extra, without_extra
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
+from ktforge.output.finished import is_finished
 from ktforge.output.folder import check_output
 from ktforge.output.hashing import content_hash
 from ktforge.output.space import shortages
@@ -106,7 +107,9 @@ def _make_plan(recipe: Recipe) -> Plan:
     folder = recipe.writer.folder()
     if folder is None:
         return plan
-    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source) or shortages(folder, files)
+    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source)
+    if not wrong and not is_finished(plan):
+        wrong = list(shortages(folder, files))
     return replace(plan, problems=(*plan.problems, *wrong))
 
 
