@@ -19,7 +19,7 @@ def cause(original: Side, converted: Side, key: tuple[int, int, str]) -> str:
     weight, _ = original.weight(key)
     for other, what in _suspects(original, converted, key):
         if other in converted.places and _alike(weight, converted.weight(other)[0]):
-            return f"{role} is {what}: convert it again"
+            return f"{role} is found {what}: convert it again"
     there, _ = converted.weight(key)
     if _parts_exchanged(weight, there, role, converted):
         return f"{role} has the parts of its NUMA nodes exchanged: convert it again"
@@ -36,14 +36,17 @@ def _suspects(original: Side, converted: Side, key: tuple[int, int, str]) -> Ite
     swapped = {"gate": "up", "up": "gate"}
     projection, _, parameter = role.partition(".")
     if projection in swapped:
-        yield (layer, expert, f"{swapped[projection]}.{parameter}"), f"the original's {swapped[projection]}, swapped"
+        yield (
+            (layer, expert, f"{swapped[projection]}.{parameter}"),
+            f"as {swapped[projection]} of {converted.folder}: the two are swapped",
+        )
     count = original.plan.model.experts
     for other in sorted(range(count), key=lambda e: abs(e - expert)):
         if other != expert:
-            yield (layer, other, role), f"that of expert {other} in the converted layer {layer}, shifted or exchanged"
+            yield (layer, other, role), f"at expert {other} of {converted.folder}: experts are shifted or exchanged"
     for other in sorted(original.plan.model.moe_layers, key=lambda number: abs(number - layer)):
         if other != layer:
-            yield (other, expert, role), f"that of layer {other}, shifted or exchanged"
+            yield (other, expert, role), f"in layer {other} of {converted.folder}: layers are shifted or exchanged"
 
 
 def _parts_exchanged(weight: np.ndarray, there: np.ndarray, role: str, converted: Side) -> bool:
