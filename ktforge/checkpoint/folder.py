@@ -50,6 +50,8 @@ _OTHER = {
 INDEX_SUFFIX = ".index.json"
 #: What a safetensors header has beside tensors.
 METADATA = "__metadata__"
+#: What Mistral's own form has for config.json.
+MISTRAL_CONFIG = "params.json"
 #: Where quantisers describe their work beside config.json. Readers take the first, of Model Optimizer, for what
 #: config.json does not say; the others are AutoGPTQ's, AWQ's and AutoRound's copies of what it does.
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -137,6 +139,12 @@ class CheckpointFolder:
         """The parsed config.json, with what Model Optimizer says beside it about quantisation."""
         self.check()
         self._check_links(self.path / CONFIG)
+        if not (self.path / CONFIG).exists() and (self.path / MISTRAL_CONFIG).is_file():
+            raise CheckpointError(
+                f"{self.path} has {MISTRAL_CONFIG} and no {CONFIG}: it is in Mistral's own form, whose tensors have "
+                "other names: get the files that transformers reads, which mostly lie beside it on the Hub: "
+                f"{CONFIG} and model-*.safetensors"
+            )
         config = read_json(self.path / CONFIG, CONFIG_LIMIT)
         beside = self.path / HF_QUANT_CONFIG
         if "quantization_config" not in config and beside.is_file():

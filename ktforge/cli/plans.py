@@ -78,10 +78,15 @@ def _rows(plan: Plan, workers: int | None, memory_limit: int | None) -> list[tup
             ("compression", f"{ratio:.2f} : 1"),
             ("peak memory", f"{peak}, beside Python's own"),
         ]
-    if plan.left_out:
-        size = size_text(total_bytes(plan.left_out))
-        more = f", {plan.left_out[0].name} among them" if len(plan.left_out) > 1 else f", {plan.left_out[0].name}"
-        rows.append(("left out", f"{counted(len(plan.left_out), 'tensor')}, {size}{more}"))
+    names = {t.name for t in plan.extra}
+    for what, tensors in (
+        (" of multi-token prediction", plan.extra), ("", [t for t in plan.left_out if t.name not in names]),
+    ):  # fmt: skip
+        if tensors:
+            such = f"such as {tensors[0].name}" if tensors[1:] else tensors[0].name
+            rows.append(
+                ("left out", f"{counted(len(tensors), 'tensor')}{what}, {size_text(total_bytes(tensors))}, {such}")
+            )
     if folder := plan.pipeline.writer.folder():
         free, where = free_space(folder)
         rows += [("writes to", str(folder)), ("free disk", f"{size_text(free)} at {where}")]

@@ -240,7 +240,7 @@ class Plan:
     the source that are in no output, whole layers beyond the model's among them. ``inputs`` maps the files that decide
     what stages make to the xxh3-128 of their content, in hex; ``stale`` maps the names of writers to the glob patterns
     of weights that an earlier output of theirs may have left. ``settled`` are fields that config.json lacks, as the
-    tensors have them.
+    tensors have them. ``extra`` are those of ``left_out`` that are for multi-token prediction.
     """
 
     pipeline: Recipe
@@ -255,6 +255,7 @@ class Plan:
     inputs: Mapping[Path, str]
     stale: Mapping[str, tuple[str, ...]]
     settled: Mapping[str, Any] = field(default_factory=dict)
+    extra: tuple[TensorSpec, ...] = ()
 
     @property
     def notes(self) -> Sequence[str]:

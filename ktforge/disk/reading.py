@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,13 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def parse_json(text: bytes) -> Any:
-    """Strict JSON: raises ValueError for a key that an object has twice, and for NaN; RecursionError if too deep."""
+#: One object each, so that two readings of a file are equal.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def parse_json(text: bytes, *, with_nan: bool = False) -> Any:
+    """Strict JSON: raises ValueError for a key that an object has twice, and for NaN and Infinity, unless ``with_nan``
+    takes them as Python reads and writes them; RecursionError if too deep."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -42,14 +48,19 @@ def parse_json(text: bytes) -> Any:
             raise ValueError("a key stands there twice")
         return made
 
-    def number(name: str) -> Any:
+    def number(name: str) -> float:
+        if with_nan:
+            return _NOT_FINITE[name]
         raise ValueError(f"{name} is no JSON number")
 
     return json.loads(text, object_pairs_hook=unique, parse_constant=number)
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
-    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError."""
+    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError.
+
+    transformers writes NaN and Infinity into such files, so they are numbers here.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointError(f"{path} is not a file")
@@ -57,7 +68,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
             raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
         if pointer := pointer_problem(path):
             raise CheckpointError(pointer)
-        value = parse_json(path.read_bytes())
+        value = parse_json(path.read_bytes(), with_nan=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: download it again, or give the folder that holds it") from None
     except OSError as error:

@@ -133,7 +133,8 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
     seen = f"; the nearest is {similar}" if similar else ""
     raise UnknownExperts(
         f"config.json announces {model.experts} experts (model_type {model.model_type or 'not given'}), but no tensor "
-        f"has a known expert name such as {example}{seen}"
+        f"has a known expert name such as {example}{seen}: get a copy as transformers saves it "
+        "(save_pretrained); if this is one, please report its names"
     )
 
 

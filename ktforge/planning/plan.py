@@ -73,7 +73,8 @@ def _make_plan(recipe: Recipe) -> Plan:
     bound = recipe.bound(source.known)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
     later: dict[tuple[str, ...], tuple[str, ...]] = {}
-    left_out = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
+    extra = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
+    left_out = list(extra)
     # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
     wanted = [u for u in found.ordered(with_extra) if not u.fused or u.experts == model.experts]
     if recipe.layout is not None:  # what reads a quantised output reads no adapters of other weights beside them
@@ -102,7 +103,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     inputs = _inputs(bound, problems)
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
-        source.files, tuple(left_out), problems.lines(), inputs, {}, source.settled,
+        source.files, tuple(left_out), problems.lines(), inputs, {}, source.settled, tuple(extra),
     )  # fmt: skip
     folder = recipe.writer.folder()
     if folder is None:
