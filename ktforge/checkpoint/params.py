@@ -23,7 +23,6 @@ _MOE = {
 def from_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json would say of layers, sizes and experts; all else of ``params`` stays under its own name."""
     config = {_MODEL.get(name, name): value for name, value in params.items() if name != "moe"}
-    moe: Any = params.get("moe")
-    for name, value in moe.items() if isinstance(moe, dict) else ():
-        config[_MOE.get(name, name)] = value
-    return config
+    moe = params.get("moe")
+    more: dict[str, Any] = moe if isinstance(moe, dict) else {}
+    return {**config, **{_MOE.get(name, name): value for name, value in more.items()}}
