@@ -28,7 +28,6 @@ from ktforge.contract.plan import STAGES, Runtime
 from ktforge.contract.registry import Entry
 from ktforge.contract.stages import Stage
 
-MERMAID = "assets/mermaid.min.js"
 #: What plugins may import of ktforge, beside ``ktforge`` itself and the kit.
 PACKAGES = ("contract", "native", "checkpoint", "model", "disk", "text")
 #: How the docstring of a module says that it is there for the others.
@@ -237,13 +236,6 @@ def _cell(text: str) -> str:
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     head = list(head)
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]
-
-
-def on_config(config: Any) -> Any:
-    """Without this file of mermaid's, mkdocs-material takes it from the network when a page is looked at."""
-    if (Path(config.docs_dir) / MERMAID).exists():
-        config.extra_javascript.append(MERMAID)
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
