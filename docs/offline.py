@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 def faults(site: Path) -> Iterator[str]:
-    """A sentence for each link that leads to nothing in a built site, and for each thing that is loaded from elsewhere."""
+    """A sentence for each link of a built site that leads nowhere, and for each thing loaded from elsewhere."""
     pages = {path.relative_to(site).as_posix(): Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
     for name, page in sorted(pages.items()):
         for link in page.loads:
