@@ -18,7 +18,6 @@ from rounds import Row
 from ktforge import native
 
 
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tmp", type=Path, default=Path(tempfile.gettempdir()), help="where the inputs go: 20 GB")

@@ -1,6 +1,7 @@
 """The charts of the documentation are those of benchmarks/results.md, for light and dark pages."""
 
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -29,6 +30,6 @@ def test_every_text_fits_on_a_small_telephone_in_either_scheme(name):
     tree = ElementTree.fromstring(DRAWN[name])
     assert int(tree.get("width")) <= 360 and "prefers-color-scheme: dark" in tree.find(f"{SVG}style").text
     texts = list(tree.iter(f"{SVG}text"))
-    for one, other in zip(texts, texts[1:], strict=False):  # 8 pixels a character are more than any takes on average
+    for one, other in pairwise(texts):  # 8 pixels a character are more than any takes on average
         if one.get("y") == other.get("y"):
             assert 8 * (len(one.text) + len(other.text)) < int(tree.get("width")), one.text
