@@ -1,16 +1,13 @@
 """The charts of the documentation are those of benchmarks/results.md, for light and dark pages."""
 
-import importlib.util
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import charts
 import pytest
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("benchmarks_charts", ROOT / "benchmarks" / "charts.py")
-charts = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(charts)
 DRAWN = charts.charts((ROOT / "benchmarks" / "results.md").read_text("utf-8"))
 SVG = "{http://www.w3.org/2000/svg}"
 

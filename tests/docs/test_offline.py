@@ -1,14 +1,7 @@
 """docs/offline.py sees links of the built site that lead nowhere, and what a page would load from the network."""
 
-import importlib.util
-from pathlib import Path
-
+import offline
 import pytest
-
-PATH = Path(__file__).parents[2] / "docs" / "offline.py"
-spec = importlib.util.spec_from_file_location("docs_offline", PATH)
-offline = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(offline)
 
 
 @pytest.fixture
