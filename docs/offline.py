@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -73,9 +74,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """The script for drawings on the pages that have some, in a frame that scrolls (site.css)."""
     if 'class="mermaid"' in html and (script := files.get_file_from_path(MERMAID)):
-        return f'{html}\n<script src="{script.url_relative_to(page.file)}"></script>'
-    return html
+        html = f'{html}\n<script src="{script.url_relative_to(page.file)}"></script>'
+    return re.sub(r'(<pre class="mermaid">.*?</pre>)', r'<div class="drawing">\1</div>', html, flags=re.DOTALL)
 
 
 def on_post_build(config: Any) -> None:

@@ -40,6 +40,8 @@ def test_a_type_in_words(kind, words):
 
 @pytest.mark.parametrize("path", generate.PAGES)
 def test_no_page_shows_the_notation_of_types(path):
-    notation = r"typing\.|Annotated|ForwardRef|<class|<int|\[x>=|\b[A-Z][a-z]\w+\[|\b(tuple|list|dict|type)\[|\| None| -> "
+    notation = (
+        r"typing\.|Annotated|ForwardRef|<class|<int|\[x>=|\b[A-Z][a-z]\w+\[|\b(tuple|list|dict|type)\[|\| None| -> "
+    )
     found = [line for line in generate.PAGES[path]().splitlines() if re.search(notation, line)]
     assert found == []
