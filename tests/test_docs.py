@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 import shlex
 from pathlib import Path
@@ -127,14 +128,28 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted([*WRITTEN, *GENERATED])
 
 
-@pytest.mark.parametrize("document", ["README.md", *(f"docs/{page}" for page in WRITTEN)])
-def test_links_lead_somewhere(document):
-    path = ROOT / document
-    made = {DOCS / page for page in GENERATED}
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
-        if "://" not in target:
-            there = Path(path.parent / target)
-            assert there.exists() or there in made, target
+FOLDERS = ("benchmarks", "docs", "ktforge", "native", "plugins", "requirements", "tests")
+DOCUMENTS = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path):
+    """In the repository as on the site, where a page's links stay among the pages."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for target, anchor in re.findall(r"\]\((?![^)]*://)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        there = Path(os.path.normpath(path.parent / target)) if target else path
+        made = GENERATED.get(there.relative_to(DOCS).as_posix()) if there.is_relative_to(DOCS) else None
+        assert there.exists() or made, target
+        assert there.is_relative_to(DOCS) or not path.is_relative_to(DOCS), f"{target} is not on the site"
+        if anchor:
+            assert anchor in anchors(made or there.read_text()), f"{target}#{anchor}"
+
+
+def anchors(page):
+    """Those of a page's headings that are the same on the site and on GitHub, which keeps one - for each blank."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    slugs = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {slug.replace(" ", "-") for slug in slugs} & {re.sub(r"[-\s]+", "-", slug) for slug in slugs}
 
 
 @pytest.mark.parametrize("page", [page for page in WRITTEN if "```sh" in (DOCS / page).read_text()])
