@@ -42,13 +42,14 @@ class Page(HTMLParser):
             self.loads.append(link)
 
 
-def faults(site: Path) -> Iterator[str]:
-    """A sentence for each link of a built site that leads nowhere, and for each thing loaded from elsewhere."""
-    pages = {path.relative_to(site).as_posix(): Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
-    for name, page in sorted(pages.items()):
-        for link in page.loads:
-            if _is_elsewhere(link) and not link.startswith("data:"):
-                yield f"{name} loads {link}, which is not in the site"
+def read(site: Path) -> dict[str, Page]:
+    """The pages of a built site by their paths in it."""
+    return {path.relative_to(site).as_posix(): Page(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
+
+
+def broken(site: Path, pages: dict[str, Page]) -> Iterator[str]:
+    """A sentence for each link that leads to nothing in a site."""
+    for name, page in pages.items():
         for link in dict.fromkeys((*page.links, *page.loads)):
             if _is_elsewhere(link):
                 continue
@@ -59,6 +60,14 @@ def faults(site: Path) -> Iterator[str]:
                 yield f"{name} links to {link}, and there is no {there}"
             elif anchor and not (there in pages and anchor in pages[there].anchors):
                 yield f"{name} links to {link}, and {there} has no such anchor"
+
+
+def fetched(pages: dict[str, Page]) -> Iterator[str]:
+    """A sentence for each thing that a page takes from the network when it is looked at."""
+    for name, page in pages.items():
+        for link in page.loads:
+            if _is_elsewhere(link) and not link.startswith("data:"):
+                yield f"{name} loads {link}, which is not in the site"
 
 
 def _is_elsewhere(link: str) -> bool:
@@ -81,7 +90,13 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """A warning for each fault, which ends a strict build. Without npm, what is loaded from elsewhere is expected."""
-    complete = all((Path(config.docs_dir) / script).exists() for script in (MERMAID, WORKER))
-    for fault in faults(Path(config.site_dir)):
-        log.log(logging.WARNING if complete or " loads " not in fault else logging.INFO, fault)
+    """A warning for each fault, which ends a strict build."""
+    site = Path(config.site_dir)
+    pages = read(site)
+    for fault in broken(site, pages):
+        log.warning(fault)
+    if all((Path(config.docs_dir) / script).exists() for script in (MERMAID, WORKER)):
+        for fault in fetched(pages):
+            log.warning(fault)
+    else:
+        log.info("Search and drawings need the network, since there was no npm to get their scripts with")
