@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ktforge.checkpoint.folder import CheckpointFolder
     from ktforge.checkpoint.loader import FolderLoader
+    from ktforge.comparison.compare import compare
     from ktforge.contract.hooks import hookimpl
     from ktforge.contract.plan import ModelConfig, Plan, Runtime, Sink, Summary, Writer
     from ktforge.contract.presets import Preset
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ktforge.contract.tensors import (
         Demand,
         FileSpec,
+        FusedWeight,
         PackedSpec,
         PackedUnit,
         Part,
@@ -51,6 +53,7 @@ _HOMES = {
     "Demand": "contract.tensors",
     "FileSpec": "contract.tensors",
     "FolderLoader": "checkpoint.loader",
+    "FusedWeight": "contract.tensors",
     "KtforgeError": "errors",
     "Layout": "contract.stages",
     "Loader": "contract.stages",
@@ -83,6 +86,7 @@ _HOMES = {
     "UnitSpec": "contract.tensors",
     "Unsupported": "errors",
     "Writer": "contract.plan",
+    "compare": "comparison.compare",
     "hookimpl": "contract.hooks",
     "open_folder": "output.folder",
 }
@@ -94,6 +98,7 @@ __all__ = [
     "Demand",
     "FileSpec",
     "FolderLoader",
+    "FusedWeight",
     "KtforgeError",
     "Layout",
     "Loader",
@@ -127,6 +132,7 @@ __all__ = [
     "Unsupported",
     "Writer",
     "__version__",
+    "compare",
     "hookimpl",
     "open_folder",
 ]
