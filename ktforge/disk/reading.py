@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,9 @@ def is_file(path: Path) -> bool:
         return False
 
 
-#: One object each, so that two readings of a file are equal.
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def parse_json(text: bytes, *, with_nan: bool = False) -> Any:
-    """Strict JSON: raises ValueError for a key that an object has twice, and for NaN and Infinity, unless ``with_nan``
-    takes them as Python reads and writes them; RecursionError if too deep."""
+def parse_json(text: bytes, *, any_number: bool = False) -> Any:
+    """Strict JSON: raises ValueError for a key that an object has twice, and, unless ``any_number``, for NaN and
+    Infinity; RecursionError if too deep."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -48,19 +43,15 @@ def parse_json(text: bytes, *, with_nan: bool = False) -> Any:
             raise ValueError("a key stands there twice")
         return made
 
-    def number(name: str) -> float:
-        if with_nan:
-            return _NOT_FINITE[name]
+    def number(name: str) -> Any:
         raise ValueError(f"{name} is no JSON number")
 
-    return json.loads(text, object_pairs_hook=unique, parse_constant=number)
+    return json.loads(text, object_pairs_hook=unique, parse_constant=None if any_number else number)
 
 
-def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
-    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError.
-
-    transformers writes NaN and Infinity into such files, so they are numbers here.
-    """
+def read_json(path: Path, limit: int = JSON_LIMIT, *, any_number: bool = False) -> dict[str, Any]:
+    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError. ``any_number``: NaN and Infinity go, as
+    Python's json writes them."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointError(f"{path} is not a file")
@@ -68,7 +59,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
             raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
         if pointer := pointer_problem(path):
             raise CheckpointError(pointer)
-        value = parse_json(path.read_bytes(), with_nan=True)
+        value = parse_json(path.read_bytes(), any_number=any_number)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: download it again, or give the folder that holds it") from None
     except OSError as error:

@@ -111,14 +111,6 @@ def test_numbers_that_json_has_not_and_transformers_writes(tmp_path, out):
     assert "hidden_size is nan; it must be a whole number" in last("inspect", folder)
 
 
-def test_mistrals_own_form_is_called_that(tmp_path):
-    folder = checkpoints.write(tmp_path / "m", checkpoints.tensors(), checkpoints.config())
-    (folder / "config.json").rename(folder / "params.json")
-    assert "has params.json and no config.json: it is in Mistral's own form" in last("inspect", folder)
-    (folder / "params.json").unlink()
-    assert "config.json is missing" in last("inspect", folder)
-
-
 @pytest.mark.parametrize(("value", "dtype"), [(np.nan, np.float32), (np.inf, np.float16), (3.4e38, np.float32)])
 def test_a_number_that_bf16_does_not_hold_is_called_no_more_than_that(tmp_path, out, value, dtype):
     data = checkpoints.tensors()
