@@ -53,7 +53,9 @@ class RunOptions:
     ] = False
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Threads that convert.  [default: the cores this process may use]"),
+        typer.Option(
+            "--workers", min=1, max=1024, help="Threads that convert.  [default: the cores this process may use]"
+        ),
     ] = None
     memory_limit: Annotated[
         str | None, typer.Option("--memory-limit", metavar="SIZE", help="Most memory to work on at once, such as 2GB.")
