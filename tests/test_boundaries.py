@@ -397,6 +397,20 @@ def test_the_largest_and_the_deepest_file(tmp_path, beyond):
         assert "no such key" in pipeline_errors(tmp_path, deep)[0]
 
 
+@pytest.mark.parametrize(("number", "is_there"), [(0, True), (1, True), (2, False), (9, False)])
+def test_entries_of_a_list_that_can_be_set(tmp_path, number, is_there):
+    (tmp_path / "pipeline.yaml").write_text(BLOCKS)
+    change = f"preprocess.{number}.use=fp8"
+    if is_there:
+        text = BLOCKS.replace("    input_type: auto\n", "")
+        (tmp_path / "pipeline.yaml").write_text(text)
+        made = load_pipeline(tmp_path / "pipeline.yaml", Registry.installed(), [change])
+        assert [s.name == "fp8" for s in made.preprocess] == [number == 0, number == 1]
+    else:
+        with pytest.raises(ConfigError, match=f"the list has no entry '{number}' there; it has the entries 0 to 1"):
+            load_pipeline(tmp_path / "pipeline.yaml", Registry.installed(), [change])
+
+
 # Journals
 
 
