@@ -190,9 +190,9 @@ def test_a_hub_cache_is_links_and_that_is_fine(folder):
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder):
+    wanted = {n: a.tobytes() for n, a in checkpoints.load_output(folder).items() if ".experts." not in n}
     os.mkfifo(folder / "added_tokens.json")
     os.mkfifo(folder / "model-2.safetensors")
-    wanted = {n: a.tobytes() for n, a in checkpoints.load_output(folder).items() if ".experts." not in n}
     convert(folder)
     made = checkpoints.load_output(folder.parent / "out")
     assert all(made[n.removeprefix("model.")].tobytes() == data for n, data in wanted.items())
