@@ -46,6 +46,8 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "ktforge", command, str(pipeline)], check=True)
         print()
     show(OUTPUT)
+    print("\n$ ktforge compare tiny-moe-fp8 tiny-moe-int4", flush=True)
+    subprocess.run([sys.executable, "-m", "ktforge", "compare", str(SOURCE), str(OUTPUT)], check=True)
     check(weights)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ktforge.checkpoint.folder import CheckpointFolder
     from ktforge.checkpoint.loader import FolderLoader
+    from ktforge.comparison.compare import compare
     from ktforge.contract.hooks import hookimpl
     from ktforge.contract.plan import ModelConfig, Plan, Runtime, Sink, Summary, Writer
     from ktforge.contract.presets import Preset
@@ -83,6 +84,7 @@ _HOMES = {
     "UnitSpec": "contract.tensors",
     "Unsupported": "errors",
     "Writer": "contract.plan",
+    "compare": "comparison.compare",
     "hookimpl": "contract.hooks",
     "open_folder": "output.folder",
 }
@@ -127,6 +129,7 @@ __all__ = [
     "Unsupported",
     "Writer",
     "__version__",
+    "compare",
     "hookimpl",
     "open_folder",
 ]

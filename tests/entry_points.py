@@ -127,6 +127,13 @@ def _of_float(edges: list[int], bits: type, dtype: type) -> Iterator[np.ndarray]
         yield native.to_bf16(np.resize(np.array(edges, bits), count).view(dtype))
 
 
+def _difference() -> Iterator[np.ndarray]:
+    rows = rows_of_edges((8, 100))
+    for count in (0, 1, 7, 8, 9, 64, 100):
+        found = native.difference(rows[1, :count], rows[3, :count])
+        yield np.array([found.first, found.second, found.product, found.square, found.largest])
+
+
 #: Name in the C library → a call of it, which gives all that it made.
 ENTRY_POINTS: dict[str, Callable[[], Iterator[np.ndarray]]] = {
     "ktq_absmax": _absmax,
@@ -136,6 +143,7 @@ ENTRY_POINTS: dict[str, Callable[[], Iterator[np.ndarray]]] = {
     "ktq_kt_amx_from_bf16": lambda: (a for bits in (4, 8) for a in _fused(rows_of_edges((64, 256)), bits)),
     "ktq_kt_amx_from_fp8": lambda: (a for bits in (4, 8) for a in _fused(_fp8(), bits)),
     "ktq_fp8_to_bf16": lambda: iter([_fp8().make()]),
+    "ktq_difference": _difference,
     "ktq_f16_to_bf16": lambda: _of_float(F16_EDGES, np.uint16, np.float16),
     "ktq_f32_to_bf16": lambda: _of_float(F32_EDGES, np.uint32, np.float32),
     "ktq_nibbles_pack": _nibbles_pack,

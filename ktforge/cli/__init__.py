@@ -9,6 +9,7 @@ import sys
 import typer
 
 from ktforge.cli.commands import (
+    compare,
     convert,
     dequantize,
     init,
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (run, convert, moe_to_bf16, dequantize, inspect, init, plan, plugins, new_plugin, schema, isa):
+for module in (run, convert, moe_to_bf16, dequantize, inspect, compare, init, plan, plugins, new_plugin, schema, isa):
     app.command(module.NAME, cls=Command)(takes_common_options(module.command))
 
 

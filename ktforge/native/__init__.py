@@ -2,10 +2,12 @@
 
 from ktforge.native.isa import ISA_VARIABLE, current_isa, isas, use_isa  # first: it reads KTFORGE_ISA
 from ktforge.native.kernels import (
+    Difference,
     Fp8Blocks,
     NotFinite,
     absmax,
     absmax_kt_amx,
+    difference,
     fp8_to_bf16,
     group,
     kt_amx_pack,
@@ -20,6 +22,7 @@ from ktforge.native.pages import UNREADABLE, MappedFile, WatchedRanges, lost_pag
 __all__ = [
     "ISA_VARIABLE",
     "UNREADABLE",
+    "Difference",
     "Fp8Blocks",
     "MappedFile",
     "NotFinite",
@@ -27,6 +30,7 @@ __all__ = [
     "absmax",
     "absmax_kt_amx",
     "current_isa",
+    "difference",
     "fp8_to_bf16",
     "group",
     "isas",

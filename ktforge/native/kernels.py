@@ -218,3 +218,25 @@ def to_bf16(array: np.ndarray) -> np.ndarray:
     else:
         lib.ktq_f32_to_bf16(pointer(array, "float *"), array.size, pointer(out, "uint16_t *"))
     return out
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far bf16 weights are apart from others, in sums over all: their squares (``first``, ``second``), their
+    ``product``, the ``square`` of their difference, and its ``largest`` magnitude. A NaN or an infinity among them
+    leaves no sum finite that it is part of."""
+
+    first: float
+    second: float
+    product: float
+    square: float
+    largest: float
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Of two contiguous bf16 arrays of one shape. Raises ValueError for others."""
+    require(is_array(first, BF16, first.shape), "first must be contiguous bf16")
+    require(is_array(second, BF16, first.shape), "second must be contiguous bf16 of first's shape")
+    total = ffi.new("struct ktq_difference *")
+    lib.ktq_difference(pointer(first, "uint16_t *"), pointer(second, "uint16_t *"), first.size, total)
+    return Difference(total.first, total.second, total.product, total.square, total.largest)

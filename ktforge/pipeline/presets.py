@@ -8,7 +8,8 @@ from typing import Any
 
 from ktforge.contract.presets import SAFETENSORS, Option, Preset
 from ktforge.contract.registry import Registry
-from ktforge.contract.stages import Loader
+from ktforge.contract.stages import Loader, Preprocessor
+from ktforge.model.number_format import NumberFormat
 from ktforge.pipeline.pipeline import Pipeline
 from ktforge.readback.loader import packed_loader, require_packed
 
@@ -47,6 +48,15 @@ def to_bf16(
         "preprocess": [{"use": preprocess}],
         "writer": {**SAFETENSORS, "path": str(output)},
     }
+
+
+def weights_in_bf16(registry: Registry, *, dense: bool) -> tuple[Preprocessor, ...]:
+    """What makes ordinary BF16 weights of any checkpoint; a dense model's may be in any format of its own."""
+    names = ["split-experts", "moe-to-bf16"]
+    if dense:
+        formats = [e.cls for e in registry.entries() if issubclass(e.cls, NumberFormat)]
+        names = [cls.name for cls in formats if not any(f.is_required() for f in cls.model_fields.values())]
+    return tuple(registry.build("preprocess", name, {}) for name in names)
 
 
 def loader_of(source: Path, *, follow_links: bool = False) -> dict[str, Any]:

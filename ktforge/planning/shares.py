@@ -36,12 +36,15 @@ class Share:
 
 def shares(recipe: Recipe, unit: PlannedUnit) -> Iterator[Share]:
     """The shares of a unit, in the order in which its data lies in the files."""
+    return (share(recipe, unit, number) for number in range(unit.shares))
+
+
+def share(recipe: Recipe, unit: PlannedUnit, number: int) -> Share:
+    """One of a unit's ``unit.shares``."""
     if not unit.share_rows:
-        yield Share(unit, unit)
-        return
-    count = unit.source.first_axis
-    for start in range(0, count, unit.share_rows):
-        yield _share(recipe, unit, start, min(count, start + unit.share_rows))
+        return Share(unit, unit)
+    start = number * unit.share_rows
+    return _share(recipe, unit, start, min(unit.source.first_axis, start + unit.share_rows))
 
 
 def share_rows(recipe: Recipe, source: UnitSpec, steps: Steps, results: Results) -> int:
@@ -75,16 +78,16 @@ def working_bytes(recipe: Recipe, unit: PlannedUnit) -> int:
     An upper bound: views are counted as if they were copies. What preprocessors split passes through the stages behind
     them one unit at a time. All shares read as much, but a rule may make more of one of them than of the first.
     """
-    share = next(shares(recipe, unit)).planned
-    total = share.source.nbytes
+    first = share(recipe, unit, 0).planned
+    total = first.source.nbytes
     with blame(recipe.loader, unit.source.name):
-        moment = max((recipe.loader.scratch_bytes(t) for t in share.source.tensors.values()), default=0)
-    before: tuple[UnitSpec, ...] = (share.source,)
+        moment = max((recipe.loader.scratch_bytes(t) for t in first.source.tensors.values()), default=0)
+    before: tuple[UnitSpec, ...] = (first.source,)
     fused = bool(unit.results) and all(r.fused for results in unit.results for r in results)
-    for stage, step in zip(recipe.preprocess, share.steps, strict=True):
+    for stage, step in zip(recipe.preprocess, first.steps, strict=True):
         with blame(stage, unit.source.name):
             moment = max(moment, *(stage.scratch_bytes(u) for u in before))
-            unmade = stage.unmade(before[0]) if fused and step is share.steps[-1] else ()
+            unmade = stage.unmade(before[0]) if fused and step is first.steps[-1] else ()
         known = before[0].tensors if len(before) == len(step) else {}
         total += max((u.new_bytes(known, unmade) for u in step), default=0)
         before = step

@@ -121,14 +121,24 @@ class PackedLoader(Loader):
         if spec.name not in self._packed:
             return self.inner.read(self._inner(spec))
         weight = np.empty(spec.shape, BF16)
+        for wanted, part in self.parts(spec):
+            restore(wanted, part, wanted.parts[0].of(weight))
+        (stored, *_) = next(self._parts_of(spec))[1]
+        check_finite(spec._replace(file=stored.file), weight)
+        return weight
+
+    def is_packed(self, spec: TensorSpec) -> bool:
+        """Whether a tensor was quantised; all others pass through."""
+        return spec.name in self._packed
+
+    def parts(self, spec: TensorSpec) -> Iterator[tuple[QuantSpec, QuantPart]]:
+        """The quantised parts of a packed weight, each with what it is alone."""
         for wanted, stored in self._parts_of(spec):
             packed = {t.name: self.inner.read(t) for t in stored}
-            (codes,) = self.layout.unpack(packed, wanted).parts
-            restore(wanted, codes, wanted.parts[0].of(weight))
+            (part,) = self.layout.unpack(packed, wanted).parts
+            yield wanted, part
             for tensor in stored:
                 self.inner.release(tensor)
-        check_finite(spec._replace(file=stored[0].file), weight)
-        return weight
 
     def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
         """Of what passes through; a packed weight has its rows in no order that a file knows."""

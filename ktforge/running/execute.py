@@ -18,7 +18,7 @@ from ktforge import native
 from ktforge.contract.checks import blame, delivered, delivered_parts, preprocessed
 from ktforge.contract.finite import check_finite
 from ktforge.contract.pending import LazyTensors, pending
-from ktforge.contract.plan import Plan, PlannedUnit, Sink
+from ktforge.contract.plan import Plan, PlannedUnit, Recipe, Sink
 from ktforge.contract.stages import Fused, Layout, Loader, Result
 from ktforge.contract.tensors import PackedSpec, TensorSpec, Unit, UnitSpec
 from ktforge.errors import PluginError
@@ -82,7 +82,7 @@ def execute(
                 with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
                     _run_unit(plan, share, WatchedSink(sink, watch, source), crew)
             finally:
-                _release(plan.pipeline.loader, source)
+                release(plan.pipeline.loader, source)
             seconds = progress.end(share)
             if seconds is not None:
                 hook.ktforge_unit_written(spec=share.unit.source, seconds=seconds)
@@ -122,7 +122,8 @@ def _is_kept(plan: Plan, sink: Sink, planned: PlannedUnit) -> bool:
         return all(sink.has(t) for t in planned.outputs)
 
 
-def _release(loader: Loader, unit: UnitSpec) -> None:
+def release(loader: Loader, unit: UnitSpec) -> None:
+    """Lets a loader give back what it holds for a unit that was worked on."""
     for tensor in unit.tensors.values():
         with blame(loader, tensor.name):
             loader.release(tensor)
@@ -148,11 +149,17 @@ class _Progress:
             return None if self._left[name] else time.perf_counter() - self._began.pop(name)
 
 
+def made_of(recipe: Recipe, planned: PlannedUnit) -> Iterator[Unit]:
+    """The units that loader and preprocessors make of a share, one at a time."""
+    units = iter((_load(recipe.loader, planned.source),))
+    for stage, expected in zip(recipe.preprocess, planned.steps, strict=True):
+        units = preprocessed(stage, units, expected)
+    return units
+
+
 def _run_unit(plan: Plan, share: Share, sink: Sink, crew: Workers) -> None:
     pipeline, planned = plan.pipeline, share.planned
-    units = iter((_load(pipeline.loader, planned.source),))
-    for stage, expected in zip(pipeline.preprocess, planned.steps, strict=True):
-        units = preprocessed(stage, units, expected)
+    units = made_of(pipeline, planned)
     for results in planned.results:  # without zip, which keeps a unit until it has the next one
         unit = next(units)
         for result in results:

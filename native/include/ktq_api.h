@@ -96,3 +96,13 @@ size_t ktq_lost_pages(void);
  * k and block_cols are even; the last block of a row may be cut short. */
 int ktq_nibbles_to_bf16(const uint8_t *w, size_t n, size_t k, const float *values, const float *scale,
                         size_t scale_stride, size_t block_cols, uint16_t *out);
+
+/* How far count weights are apart from others, in sums over all. A NaN or an infinity among them leaves no sum finite
+ * that it is part of. */
+struct ktq_difference {
+    double first, second; /* squares of the one and of the other */
+    double product;       /* one times the other */
+    double square;        /* squares of the difference */
+    double largest;       /* the largest magnitude of the difference */
+};
+int ktq_difference(const uint16_t *a, const uint16_t *b, size_t count, struct ktq_difference *total);

@@ -159,3 +159,14 @@ int ktq_nibbles_to_bf16(const uint8_t *w, size_t n, size_t k, const float *value
         }
     return KTQ_OK;
 }
+
+int ktq_difference(const uint16_t *a, const uint16_t *b, size_t count, struct ktq_difference *total) {
+    KTQ_DEFAULT_FLOATS;
+    *total = (struct ktq_difference){0};
+    table()->difference(a, b, count, total);
+    /* Which of two NaNs comes out of a sum, and with what sign, no instruction set says. */
+    double *sums[] = {&total->first, &total->second, &total->product, &total->square};
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+        if (isnan(*sums[i])) *sums[i] = NAN;
+    return KTQ_OK;
+}

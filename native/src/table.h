@@ -18,7 +18,7 @@ typedef struct ktq_grid {
  * The codes functions quantise one run of weights by an inverse scale, which only the scalar ones take infinite. Each
  * tile function turns 16 rows of codes, `stride` apart, into one 1024-byte tile, and each untile function a tile into
  * rows. group quantises one run; nibble_row converts one run of 4-bit codes; fp8_block converts n x k values that share
- * a scale, the row functions one run of values. The amax functions give the largest magnitude of a run: its bits
+ * a scale, the row functions one run of values, and difference adds one run to a total. The amax functions give the largest magnitude of a run: its bits
  * without the sign, so a NaN is the largest. The panel functions quantise 16 rows of bf16, `stride` apart, by their 16
  * inverse scales (only the scalar ones take infinite ones) and leave tiles that begin 2048 bytes apart. */
 #define KTQ_FUNCTIONS(X, isa)                                                                                         \
@@ -40,7 +40,8 @@ typedef struct ktq_grid {
       (const uint8_t *x, size_t stride, size_t n, size_t k, float scale, uint16_t *out, size_t out_stride))           \
     X(isa, void, f16_row, (const uint16_t *x, size_t count, uint16_t *out))                                           \
     X(isa, void, f32_row, (const float *x, size_t count, uint16_t *out))                                              \
-    X(isa, void, nibble_row, (const uint8_t *x, size_t count, const float *values, float scale, uint16_t *out))
+    X(isa, void, nibble_row, (const uint8_t *x, size_t count, const float *values, float scale, uint16_t *out))       \
+    X(isa, void, difference, (const uint16_t *a, const uint16_t *b, size_t count, struct ktq_difference *total))
 
 #define KTQ_MEMBER(isa, result, name, parameters) result(*name) parameters;
 #define KTQ_PROTOTYPE(isa, result, name, parameters) result ktq_##isa##_##name parameters;

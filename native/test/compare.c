@@ -97,6 +97,10 @@ static int run_f16(const struct call *c, struct result *r) { return ktq_f16_to_b
 
 static int run_f32(const struct call *c, struct result *r) { return ktq_f32_to_bf16(f32, c->n * c->k / 8, bf16_of(r)); }
 
+static int run_difference(const struct call *c, struct result *r) {
+    return ktq_difference(w, w + c->stride, c->n * c->k / 2, (struct ktq_difference *)(void *)r->bytes);
+}
+
 /* Every function of a table is behind one of these; those that do not take any size want whole tiles. */
 static const struct {
     const char *name;
@@ -115,6 +119,7 @@ static const struct {
     {"fp8_to_bf16", run_fp8, 1},
     {"f16", run_f16, 1},
     {"f32", run_f32, 1},
+    {"difference", run_difference, 1},
 };
 
 /* The first is +0 and the rest -0, or the other way round; or zeros at random beside the ends of all bf16. */

@@ -7,5 +7,6 @@
 #define ktq_avx512_nibbles_pack ktq_avx2_nibbles_pack
 #define ktq_avx512_nibbles_unpack ktq_avx2_nibbles_unpack
 #define ktq_avx512_nibble_row ktq_avx2_nibble_row
+#define ktq_avx512_difference ktq_avx2_difference
 
 KTQ_DEFINE_TABLE(avx512);

@@ -7,5 +7,6 @@
 #define ktq_neon_nibbles_pack ktq_scalar_nibbles_pack
 #define ktq_neon_nibbles_unpack ktq_scalar_nibbles_unpack
 #define ktq_neon_nibble_row ktq_scalar_nibble_row
+#define ktq_neon_difference ktq_scalar_difference
 
 KTQ_DEFINE_TABLE(neon);

@@ -1,0 +1,211 @@
+"""``ktforge.compare``: two checkpoints, each in any form that can be read, against each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ktforge.checkpoint.folder import QUANTIZATION_FILES
+from ktforge.comparison.causes import STRANGE, cause
+from ktforge.comparison.meter import Meter
+from ktforge.comparison.result import Compared, Comparison
+from ktforge.comparison.side import Key, Side
+from ktforge.contract.registry import Registry
+from ktforge.errors import CheckpointError, ConfigError, Problems
+from ktforge.output.hashing import content_hash
+from ktforge.readback.loader import PackedLoader
+from ktforge.running.execute import execute
+from ktforge.text import counted
+
+#: How many mix-ups are looked into; the rest of a broken checkpoint has the same.
+LOOKED_INTO = 3
+
+
+def compare(
+    original: Path | str,
+    converted: Path | str,
+    *,
+    sample: float = 1.0,
+    max_error: float | None = None,
+    workers: int | None = None,
+    memory_limit: int | None = None,
+    registry: Registry | None = None,
+    follow_links: bool = False,
+) -> Comparison:
+    """Compares the weights of two checkpoint folders, both as BF16: sources of any form, and what a layout packed.
+
+    First whether each is whole and both have the same tensors, shapes and side files. Then, streaming and with all
+    ``workers`` (default: one a core), how far the weights of ``converted`` are from ``original``. ``sample``: the
+    fraction of tensors that are read, evenly spread over layers and experts, always the same ones. ``max_error``: the
+    largest relative error that is well (:attr:`~ktforge.measure.weights.Measures.relative_error`). ``memory_limit``:
+    bytes of the original that are worked on at once; the converted takes as many again. ``registry``: the plugins
+    (default: those that are installed).
+
+    What is wrong is in ``problems`` of what is returned. Raises CheckpointError for a folder that cannot be read at
+    all, ConfigError for a ``sample`` that is no fraction.
+    """
+    if not 0 < sample <= 1:
+        raise ConfigError(f"a sample is a fraction of all tensors, above 0 and at most 1, not {sample:g}")
+    plugins = registry or Registry.installed()
+    meter, problems = Meter(), Problems()
+    one = Side.open(Path(original), plugins, meter, follow_links=follow_links)
+    other = Side.open(Path(converted), plugins, Meter(), follow_links=follow_links)
+    for side in (one, other):
+        problems.extend(f"{side.folder}: {problem}" for problem in side.plan.problems)
+    notes = _notes(one, other)
+    empty = Comparison(str(original), str(converted), problems.lines(), notes, (), (), sample)
+    if not empty.ok:
+        return empty
+    common = _structure(one, other, problems)
+    _side_files(one, other, problems)
+    if (
+        not problems.lines()
+        and one.packed is not None
+        and other.packed is not None
+        and _equal(one.packed, other.packed)
+    ):
+        return replace(empty, identical=True)
+    chosen = _spread(common, sample)
+    meter.against(other, {one.places[key].tensor.name: key for key in chosen})
+    try:
+        execute(one.plan, Registry().hook, workers=workers, memory_limit=memory_limit)
+    except CheckpointError as refusal:  # such as NaN, which ends reading
+        problems.extend(refusal.problems)
+        return replace(empty, problems=problems.lines())
+    compared = [_compared(key, one, meter) for key in chosen if one.places[key].tensor.name in meter.found]
+    experts = tuple(t for t in compared if t.role is not None)
+    others = tuple(t for t in compared if t.role is None)
+    _judge(one, other, experts, others, meter, max_error, problems)
+    return replace(empty, problems=problems.lines(), experts=experts, others=others)
+
+
+def _notes(one: Side, other: Side) -> tuple[str, ...]:
+    notes = [f"{side.folder}: {note}" for side in (one, other) for note in side.plan.notes]
+    left_out = _left_out(other)
+    if left_out:
+        notes.append(
+            f"{other.folder} leaves out {counted(len(left_out), 'tensor')} of its source, as its manifest says"
+        )
+    return tuple(notes)
+
+
+def _left_out(side: Side) -> set[str]:
+    names = side.manifest.get("left_out")
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def _structure(one: Side, other: Side, problems: Problems) -> Sequence[Key]:
+    """What both sides have in the same shapes, in the order of the one; what they do not is a problem."""
+    if (mine := one.plan.model) != (theirs := other.plan.model):
+        fields = [f for f in ("layers", "experts", "hidden", "expert_size") if getattr(mine, f) != getattr(theirs, f)]
+        said = ", ".join(f"{f.replace('_', ' ')} {getattr(mine, f)} and {getattr(theirs, f)}" for f in fields)
+        if said:
+            problems.add(f"the two are different models: {said}")
+    left_out, common = _left_out(other), []
+    for key, place in one.places.items():
+        there = other.places.get(key)
+        if there is None:
+            if place.tensor.name not in left_out:
+                problems.add(
+                    f"missing from {other.folder}, but it is in {one.folder}: convert it again", place.tensor.name
+                )
+        elif there.tensor.shape != place.tensor.shape:
+            problems.add(f"{place.tensor} in {one.folder}, but {list(there.tensor.shape)} in {other.folder}")
+        else:
+            common.append(key)
+    for key in other.places.keys() - one.places.keys():
+        problems.add(f"missing from {one.folder}, but it is in {other.folder}", other.places[key].tensor.name)
+    return common
+
+
+def _equal(one: PackedLoader, other: PackedLoader) -> bool:
+    """Whether two packed folders store the same tensors with the same bytes."""
+    mine, theirs = ({t.name: t for t in side.inner.scan()} for side in (one, other))
+    if {(t.name, t.dtype, t.shape) for t in mine.values()} != {(t.name, t.dtype, t.shape) for t in theirs.values()}:
+        return False
+
+    def same(name: str) -> bool:
+        first, second = one.inner.read(mine[name]), other.inner.read(theirs[name])
+        equal = np.array_equal(first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8))
+        one.inner.release(mine[name])
+        other.inner.release(theirs[name])
+        return equal
+
+    return all(map(same, mine))
+
+
+def _side_files(one: Side, other: Side, problems: Problems) -> None:
+    theirs = set(other.plan.side_files)
+    for path in one.plan.side_files:
+        if str(path) in QUANTIZATION_FILES:
+            continue
+        if path not in theirs:
+            problems.add(f"{path} is missing from {other.folder}: copy it from {one.folder}")
+        elif content_hash(one.folder / path) != content_hash(other.folder / path):
+            problems.add(f"{path} differs between {one.folder} and {other.folder}: copy it from the one that is right")
+
+
+def _spread(keys: Sequence[Key], fraction: float) -> Sequence[Key]:
+    """So many of ``keys``, at least one of each layer: evenly spread over its experts, with all projections of those
+    chosen; the other tensors likewise."""
+    groups: dict[object, dict[object, list[Key]]] = {}
+    for key in keys:
+        group, member = key[:2] if isinstance(key, tuple) else (None, key)
+        groups.setdefault(group, {}).setdefault(member, []).append(key)
+    chosen: list[Key] = []
+    for members in groups.values():
+        every, count = list(members.values()), math.ceil(fraction * len(members))
+        for number in range(count):
+            chosen += every[number * len(every) // count]
+    return chosen
+
+
+def _compared(key: Key, one: Side, meter: Meter) -> Compared:
+    name = one.places[key].tensor.name
+    measures, codes = meter.found[name]
+    layer, expert, role = key if isinstance(key, tuple) else (None, None, None)
+    return Compared(name, layer, expert, role, measures, codes)
+
+
+def _judge(
+    one: Side,
+    other: Side,
+    experts: Iterable[Compared],
+    others: Iterable[Compared],
+    meter: Meter,
+    max_error: float | None,
+    problems: Problems,
+) -> None:
+    """What the numbers say is wrong."""
+    looked_into = 0
+    for tensor in experts:
+        measures, codes = tensor.measures, tensor.codes
+        if not measures.finite:
+            problems.add(f"has NaN or infinity in {other.folder}: convert it again", tensor.name)
+        elif measures.cosine < STRANGE and (measures.original or measures.converted):
+            if looked_into < LOOKED_INTO and tensor.layer is not None and tensor.expert is not None:
+                looked_into += 1
+                assert tensor.role is not None
+                problems.add(cause(one, other, (tensor.layer, tensor.expert, tensor.role)), tensor.name)
+            else:
+                problems.add(f"has little in common with that of {other.folder}, as others here", tensor.name)
+        elif max_error is not None and measures.relative_error > max_error:
+            problems.add(f"is further than {max_error:g} from the original (relative error)", tensor.name)
+        if codes is not None:
+            for wrong, count in {
+                "that are NaN or infinite": codes.not_finite, "below zero": codes.negative,
+                "of zero for codes that are not": codes.lost,
+            }.items():  # fmt: skip
+                if count:
+                    problems.add(f"has scales {wrong} in {other.folder}: convert it again", tensor.name)
+    for tensor in others:
+        if tensor.name in meter.unequal:
+            problems.add(f"differs between {one.folder} and {other.folder}: convert it again", tensor.name)
+        elif not tensor.measures.finite:
+            problems.add("has NaN or infinity on one side or both", tensor.name)
+        elif tensor.measures.cosine < STRANGE and (tensor.measures.original or tensor.measures.converted):
+            problems.add(f"has little in common with that of {other.folder}: convert it again", tensor.name)

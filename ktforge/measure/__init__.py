@@ -1,0 +1,1 @@
+"""How far converted weights are from the original, and what codes and scales look like."""
