@@ -28,6 +28,7 @@ from ktforge.checkpoint import loader as checkpoint_loader
 from ktforge.contract.tensors import F32, Part, QuantPart, QuantSpec, UnitSpec
 from ktforge.disk import writing
 from ktforge.disk.marks import JOURNAL, MANIFEST, PARTIAL
+from ktforge.measure import codes, weights
 from ktforge.output import hashing, sink
 from ktforge.planning import shares
 from ktforge.readback import loader as readback
@@ -36,6 +37,8 @@ from ktforge.readback import loader as readback
 CHUNKS = {
     "ktforge/checkpoint/loader.py COMPARED": (checkpoint_loader, 7),
     "ktforge/disk/writing.py CHUNK": (writing, 7),
+    "ktforge/measure/codes.py BAND": (codes, 5),  # tried in tests/measure, as the next one is
+    "ktforge/measure/weights.py BAND": (weights, 16),
     "ktforge/output/sink.py PIECE": (sink, 1000),
     "ktforge/planning/shares.py COPIED": (shares, 1000),
     "ktforge/readback/loader.py BAND": (readback, 1),
@@ -160,7 +163,7 @@ def test_bands_are_all_rows_once(rows, columns, band, monkeypatch):
 @pytest.mark.parametrize("scale_bits", [None, 8])
 def test_packed_weights_are_restored_a_band_at_a_time(symmetric, scale_bits, monkeypatch):
     random, (n, k), groups = np.random.default_rng(0), (7, 48), 3
-    codes = random.integers(-8, 8, (n, k)).astype(np.int8)
+    packed = random.integers(-8, 8, (n, k)).astype(np.int8)
     zeros = None if symmetric else random.integers(-8, 8, (n, groups)).astype(np.int8)
     scale = (random.random((n, groups)) + 0.5).astype(np.float32)
     weight = TensorSpec("a.weight", BF16, (n, k))
@@ -170,11 +173,11 @@ def test_packed_weights_are_restored_a_band_at_a_time(symmetric, scale_bits, mon
     )  # fmt: skip
     step = np.float32(1 if scale_bits is None else 16)
     zero = np.zeros((n, groups), np.int8) if zeros is None else zeros
-    wanted = (codes - np.repeat(zero, 16, 1)).astype(np.float32) * step * np.repeat(scale, 16, 1)
+    wanted = (packed - np.repeat(zero, 16, 1)).astype(np.float32) * step * np.repeat(scale, 16, 1)
     for band in (1, 2 * k, 3 * k + 1, 1 << 40):
         monkeypatch.setattr(readback, "BAND", band)
         out = np.zeros((n, k), BF16)
-        readback.restore(spec, QuantPart(codes, scale, zeros), out)
+        readback.restore(spec, QuantPart(packed, scale, zeros), out)
         assert out.tobytes() == wanted.astype(BF16).tobytes(), band
 
 

@@ -187,5 +187,7 @@ def test_an_order_that_points_nowhere_is_an_error():
         "qzeros": np.zeros((4, 4), I32),
         "scales": np.ones((4, 32), np.float16),
     }
-    with pytest.raises(CheckpointError, match="g_idx points to a group outside the 4"):
-        weight(Gptq(), arrays | {"g_idx": np.full(128, 4, I32)}, {"quantization_config": {"bits": 4}})
+    weight(Gptq(), arrays | {"g_idx": np.full(128, 3, I32)}, {"quantization_config": {"bits": 4}})
+    for order in (np.full(128, 4, I32), np.eye(1, 128, 9, dtype=I32)[0] * 4, -np.eye(1, 128, 127, dtype=I32)[0]):
+        with pytest.raises(CheckpointError, match="g_idx points to a group outside the 4"):
+            weight(Gptq(), arrays | {"g_idx": order}, {"quantization_config": {"bits": 4}})
