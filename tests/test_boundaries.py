@@ -573,3 +573,23 @@ def test_a_tensor_may_end_with_its_file(tmp_path):
     beyond = last._replace(offset=last.offset + last.dtype.itemsize)
     with pytest.raises(CheckpointError, match=r"ends before .* does"):
         loader.read(beyond)
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize("shift", range(8))
+def test_a_tensor_may_begin_anywhere(tmp_path, shift, io):
+    """The format aligns nothing, and a kernel may count on the alignment of its element type."""
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    entries = {"pad": {"dtype": "U8", "shape": [8 + shift], "data_offsets": [0, 8 + shift]}}
+    entries["w"] = {"dtype": "F32", "shape": [3, 4], "data_offsets": [8 + shift, 56 + shift]}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    content = len(header).to_bytes(8, "little") + header + bytes(8 + shift) + values.tobytes()
+    (tmp_path / "model.safetensors").write_bytes(content)
+    loader = SafetensorsLoader(path=tmp_path, io=io)
+    (spec,) = (s for s in loader.scan() if s.name == "w")
+    assert spec.offset % 8 == shift
+    for part, wanted in ((spec, values), (loader.rows(spec, 1, 3), values[1:])):
+        array = loader.read(part)
+        assert array.flags.aligned and array.flags.c_contiguous and np.array_equal(array, wanted)
+        loader.release(part)
