@@ -115,8 +115,10 @@ class TwoSteps(KtAmx):
 
 @pytest.mark.parametrize("layout", [KtAmx, TwoSteps])
 @pytest.mark.parametrize("projection", ["gate", "up", "down"])
-@pytest.mark.parametrize("place", [(0, 0), (127, 128), (128, 127), (255, 255), (200, 130)])
+@pytest.mark.parametrize("place", [(0, 0), (255, 128), (256, 127), (511, 255), (400, 130)])
 def test_a_place_in_a_part_is_told_as_that_in_the_weight(layout, projection, place):
+    """The second part begins at row 256 of gate and up, and at column 256 of down."""
+    place = place[::-1] if projection == "down" else place
     data = {n: np.ones_like(a) for n, a in checkpoints.tensors().items()}
     name = checkpoints.expert_name(1, 3, projection)
     data[name][place] = np.inf
