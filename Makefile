@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]') native/build.py
 WORKERS ?= 2
 
-.PHONY: demo test lint docs test-runtime clean
+.PHONY: demo test lint docs test-runtime test-families clean
 
 demo: $(VENV)/.ktforge
 	$(BIN)/python demo/demo.py
@@ -22,6 +22,10 @@ lint: $(VENV)/.test
 test-runtime: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps kt-kernel==0.7.2 -r requirements/runtime.txt
 	$(BIN)/python -m pytest -m runtime
+
+# Every MoE family of the installed transformers, which docs/sources.md has a table of; ten minutes.
+test-families: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS) -m families
 
 docs: $(VENV)/.docs docs/assets/mermaid.min.js
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ktforge.contract.tensors import (
         Demand,
         FileSpec,
+        FusedWeight,
         PackedSpec,
         PackedUnit,
         Part,
@@ -52,6 +53,7 @@ _HOMES = {
     "Demand": "contract.tensors",
     "FileSpec": "contract.tensors",
     "FolderLoader": "checkpoint.loader",
+    "FusedWeight": "contract.tensors",
     "KtforgeError": "errors",
     "Layout": "contract.stages",
     "Loader": "contract.stages",
@@ -96,6 +98,7 @@ __all__ = [
     "Demand",
     "FileSpec",
     "FolderLoader",
+    "FusedWeight",
     "KtforgeError",
     "Layout",
     "Loader",

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ktforge.contract.tensors import (
     Demand,
+    FusedWeight,
     PackedSpec,
     PackedUnit,
     Part,
@@ -212,6 +213,11 @@ class Preprocessor(Stage):
     def unmade(self, unit: UnitSpec) -> Collection[str]:
         """Roles of what :meth:`apply` makes of this unit that it delivers unmade (:mod:`ktforge.contract.pending`)."""
         return ()
+
+    def taken_apart(self, unit: UnitSpec) -> Mapping[str, FusedWeight]:
+        """How the weights of a fused unit held the experts that :meth:`plan` makes of it, by their names, so that
+        ``ktforge dequantize`` can put them together again; by default nothing, and experts come back one by one."""
+        return {}
 
 
 class Quantizer(Stage):

@@ -172,7 +172,8 @@ def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
             assert unit.expert is not None
             present[unit.layer].add(unit.expert)
         missing = missing_projections(tuple(unit.tensors), unit.fused)
-        if missing == ("gate",) and not gated:
+        ungated = missing in (("gate",), ("gate_up",)) and any(role.startswith("up.") for role in unit.tensors)
+        if ungated and not gated:
             problems.add(
                 "has up and down but no gate projection, as all experts here: kt-amx and the other layouts hold "
                 "experts with all three, so a family such as Nemotron-H cannot be converted",

@@ -136,7 +136,7 @@ def test_a_family_that_no_file_knows_comes_back_under_its_own_names(tmp_path, re
 
 @pytest.mark.parametrize("layout", [KtAmx(), CompressedTensors()])
 @pytest.mark.parametrize("family", ["granitemoe", "step3p5"])
-def test_experts_that_were_fused_come_back_one_by_one(tmp_path, registry, family, layout):
+def test_experts_that_were_fused_come_back_fused(tmp_path, registry, family, layout):
     data = checkpoints.fuse(checkpoints.tensors(), stem="block_sparse_moe" if family == "granitemoe" else "moe")
     if family == "granitemoe":
         names = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
@@ -153,10 +153,50 @@ def test_experts_that_were_fused_come_back_one_by_one(tmp_path, registry, family
     ).run()  # fmt: skip
     dequantize_pipeline(tmp_path / "packed", tmp_path / "back", registry).run()
     made = checkpoints.load_output(tmp_path / "back")
-    for name, array in checkpoints.tensors().items():
-        if ".experts." in name:
-            got = made[name.replace("mlp", "block_sparse_moe" if family == "granitemoe" else "moe")]
-            assert np.abs(got.astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+    assert made.keys() == data.keys()
+    for name, array in data.items():
+        assert made[name].shape == array.shape, name
+        assert np.abs(made[name].astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_fused_experts_come_back_as_they_lay_and_one_at_a_time(tmp_path, registry, transposed, interleaved):
+    data = checkpoints.fuse(checkpoints.tensors(), transposed=transposed, interleaved=interleaved)
+    source = checkpoints.write(tmp_path / "source", data, checkpoints.config(model_type="qwen3_vl_moe_text"))
+    split = SplitExperts(gate_up="interleaved" if interleaved else "halves")
+    Pipeline(
+        loader=SafetensorsLoader(path=source), preprocess=[split], quantize=Int8(), layout=KtAmx(),
+        writer=SafetensorsWriter(path=tmp_path / "packed"),
+    ).run()  # fmt: skip
+    pipeline = dequantize_pipeline(tmp_path / "packed", tmp_path / "back", registry)
+    plan = pipeline.plan()
+    fused = [u for u in plan.units if u.source.fused]
+    assert len(fused) == checkpoints.LAYERS and all(u.shares == checkpoints.EXPERTS for u in fused)
+    assert all(u.working_bytes < u.source.nbytes for u in fused)
+    pipeline.run()
+    made = checkpoints.load_output(tmp_path / "back")
+    assert made.keys() == data.keys()
+    for name, array in data.items():
+        assert np.abs(made[name].astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+
+
+@pytest.mark.parametrize("damage", ["no list", "no projections", "another expert", "gone"])
+def test_a_manifest_that_says_nothing_usable_of_fused_experts(tmp_path, registry, damage):
+    data = checkpoints.fuse(checkpoints.tensors())
+    source = checkpoints.write(tmp_path / "source", data, checkpoints.config(model_type="qwen3_vl_moe_text"))
+    packed = tmp_path / "packed"
+    Pipeline(
+        loader=SafetensorsLoader(path=source), preprocess=[SplitExperts()], quantize=Int8(), layout=KtAmx(),
+        writer=SafetensorsWriter(path=packed),
+    ).run()  # fmt: skip
+    manifest = json.loads((packed / "ktforge_manifest.json").read_text())
+    damaged = {"no list": [1], "no projections": {"0": {"x": {"projections": 3}}, "1": 5}, "gone": {},
+               "another expert": {"0": {"x": {"projections": ["side"]}}}}[damage]  # fmt: skip
+    (packed / "ktforge_manifest.json").write_text(json.dumps({**manifest, "fused": damaged}))
+    dequantize_pipeline(packed, tmp_path / "back", registry).run()
+    made = checkpoints.load_output(tmp_path / "back")
+    assert "model.layers.1.mlp.experts.3.down_proj.weight" in made and len(made) == len(checkpoints.tensors())
 
 
 def _renamed(name, names):

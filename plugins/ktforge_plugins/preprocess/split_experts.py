@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
+from ktforge import FusedWeight, Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.model.architectures import gate_up_of
@@ -99,6 +99,16 @@ class SplitExperts(Preprocessor):
         for number, planned in enumerate(self.plan(unit.spec)):
             views = {role: cut.of(unit.tensors[cut.source][number]) for role, cut in cuts.items()}
             yield Unit(planned, {role: np.ascontiguousarray(view) for role, view in views.items()})
+
+    def taken_apart(self, unit: UnitSpec) -> Mapping[str, FusedWeight]:
+        found: dict[str, FusedWeight] = {}
+        for role, cut in self._cuts(unit).items() if unit.fused else ():
+            projection, _, parameter = role.partition(".")
+            if parameter == "weight":
+                name = unit.tensors[cut.source].name
+                before = found[name].projections if name in found else ()
+                found[name] = FusedWeight((*before, projection), cut.rows.step == 2, cut.transposed)
+        return found
 
     @staticmethod
     def _expert(unit: UnitSpec, specs: Mapping[str, TensorSpec], number: int) -> UnitSpec:
