@@ -1,7 +1,7 @@
-"""A disk that fails: stands in for ``os`` in ktforge.files, where every change to a disk is made.
+"""A disk that fails: stands in for ``os`` in ktforge/disk/writing.py, where every change to a disk is made.
 
 It counts the calls that change something. ``action`` decides what becomes of each: it gets the call and may let it
-happen, raise, or end the process. A sync is counted but not carried out, since no test cuts the power.
+happen, raise, or end the process. A sync is counted but not carried out: what it is good for, :class:`Power` knows.
 """
 
 from __future__ import annotations
