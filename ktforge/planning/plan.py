@@ -173,7 +173,8 @@ def _config_json(recipe: Recipe, edited: Mapping[str, Any]) -> bytes | None:
     folder = recipe.loader.folder()
     if folder is not None and (folder / CONFIG).is_file():
         found = CheckpointFolder(folder, follow_links=True).config()  # the loader has read it, link or not
-        if edited == found:
+        one, other = (json.dumps(config, sort_keys=True) for config in (edited, found))
+        if one == other:  # as text, since no NaN is equal to another
             return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
 

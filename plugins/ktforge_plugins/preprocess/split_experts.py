@@ -16,6 +16,7 @@ from ktforge.contract.stages import PlanKey, alike
 from ktforge.model.architectures import gate_up_of
 from ktforge.model.config import quantization_config, read_model_config
 from ktforge.model.names import canonical
+from ktforge_plugins.preprocess import scales
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -185,7 +186,10 @@ class SplitExperts(Preprocessor):
         block = self._rows_of_a_scale(tensor, total)
         if how == "halves" and (block == 1 or (size % block == 0 and total == 2 * (size // block))):
             return replace(cut, rows=slice(0, total // 2) if first else slice(total // 2, None))
-        if block > 1 and tensor.dtype.kind in "iu":  # packed numbers, or exponents
+        scale = (
+            cut.source.rpartition(".")[2] in scales.NAMES
+        )  # of floats or exponents, a row of each as good as another
+        if block > 1 and tensor.dtype.kind in "iu" and not scale:  # packed numbers
             raise Unsupported(
                 f"{tensor} has numbers for blocks that hold rows of gate and of up: put moe-to-bf16 before {self.name} "
                 "in a pipeline file, which `ktforge convert … --print-pipeline` writes"
