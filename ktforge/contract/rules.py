@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, InstanceOf, field_validator
 from ktforge.contract.stages import Quantizer
 
 REGEX = "re:"
-#: Patterns in use have up to 80 characters, 3 repetitions and 2 groups.
-PATTERN_LIMIT, CHOICES_LIMIT = 200, 4
+#: Characters of a pattern; those in use have up to 80.
+PATTERN_LIMIT = 200
+#: Repetitions and groups of a pattern; those in use have up to 3 and 2.
+CHOICES_LIMIT = 4
 
 
 class Rule(BaseModel):
