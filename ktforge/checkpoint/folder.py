@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ktforge.checkpoint.downloads import is_mark, sentence, unfinished
 from ktforge.checkpoint.links import check_links
 from ktforge.checkpoint.params import PARAMS, from_params
 from ktforge.checkpoint.shards import is_mtp_file, missing_shards
+from ktforge.contract.identity import Identity
 from ktforge.disk.journal import Journal
-from ktforge.disk.marks import CONFIG, JOURNAL, MANIFEST, PARTIAL, UNFINISHED
-from ktforge.disk.reading import JSON_LIMIT, is_file, pointer_problem, read_json
+from ktforge.disk.marks import CONFIG, JOURNAL, MANIFEST, PARTIAL, UNFINISHED, WEIGHT_SUFFIXES
+from ktforge.disk.reading import JSON_LIMIT, content_hash, is_file, open_regular, pointer_problem, read_json
 from ktforge.errors import CheckpointError
 from ktforge.text import counted, first_of
 
-#: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
-WEIGHT_SUFFIXES = frozenset(
-    [
-        ".safetensors",
-        ".bin",
-        ".pt",
-        ".pth",
-        ".ckpt",
-        ".gguf",
-        ".ggml",
-        ".onnx",
-        ".msgpack",
-        ".h5",
-        ".npz",
-        ".kt",
-    ]
-)
 #: What to do with weights that no loader of ktforge's own reads, by the end of their names.
 _TORCH = (
     "files of torch.save; where you trust them, save what they hold with safetensors.torch.save_file as "
@@ -152,6 +137,28 @@ class CheckpointFolder:
             self._check_links(beside)
             config["quantization_config"] = read_json(beside, CONFIG_LIMIT)
         return config
+
+    def documents(self) -> dict[str, str]:
+        """What config.json and the files beside it that say what weights are hold: name → xxh3-128, in hex."""
+        names = [CONFIG, HF_QUANT_CONFIG, MANIFEST, *(p.name for p in sorted(self.path.glob("*" + INDEX_SUFFIX)))]
+        found = {}
+        for path in (self.path / name for name in names if is_file(self.path / name)):
+            with open_regular(path) as opened:
+                found[path.name] = content_hash(opened)
+        return found
+
+    def open(self, relative: Path) -> BinaryIO:
+        """Opens a file that is carried over. Raises OSError, and CheckpointError where it has become a link that is not
+        to be followed: it is looked at again once it is open."""
+        path = self.path / relative
+        opened = open_regular(path)
+        try:
+            self._check_links(path)
+            Identity.of(os.fstat(opened.fileno())).check(path, os.stat(path.resolve()))
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     def weight_files(self, pattern: str, index_name: str) -> tuple[list[Path], dict[str, str] | None]:
         """The weight files and, if there is an index, its tensor name → file name.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from pydantic import Field
@@ -33,6 +33,9 @@ class FolderLoader(Loader):
 
     def side_files(self) -> Sequence[Path]:
         return self.contents().side_files()
+
+    def open_side_file(self, path: Path) -> BinaryIO:
+        return self.contents().open(path)
 
     def same(self, one: TensorSpec, other: TensorSpec) -> bool:
         """Whether two tensors of this folder have the same bytes; they are read only where all else is equal."""

@@ -61,7 +61,11 @@ class RunOptions:
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", metavar="N", min=1, help="Threads that convert.  [default: the cores this process may use]"
+            "--workers",
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Threads that convert.  [default: the cores this process may use]",
         ),
     ] = None
     memory_limit: Annotated[

@@ -15,8 +15,8 @@ from ktforge.comparison.meter import Meter
 from ktforge.comparison.result import Compared, Comparison
 from ktforge.comparison.side import Key, Side
 from ktforge.contract.registry import Registry
+from ktforge.disk.reading import content_hash
 from ktforge.errors import CheckpointError, ConfigError, Problems
-from ktforge.output.hashing import content_hash
 from ktforge.readback.loader import PackedLoader
 from ktforge.running.execute import execute
 from ktforge.text import counted
@@ -145,8 +145,13 @@ def _side_files(one: Side, other: Side, problems: Problems) -> None:
             continue
         if path not in theirs:
             problems.add(f"{path} is missing from {other.folder}: copy it from {one.folder}")
-        elif content_hash(one.folder / path) != content_hash(other.folder / path):
+        elif _hash(one, path) != _hash(other, path):
             problems.add(f"{path} differs between {one.folder} and {other.folder}: copy it from the one that is right")
+
+
+def _hash(side: Side, path: Path) -> str:
+    with side.plan.pipeline.loader.open_side_file(path) as opened:
+        return content_hash(opened)
 
 
 def _spread(keys: Sequence[Key], fraction: float) -> Sequence[Key]:

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
 
 from ktforge.contract.checks import blame, expected
+from ktforge.contract.identity import Identity
 from ktforge.contract.rules import Rule
 from ktforge.contract.stages import Layout, Loader, Preprocessor, Quantizer, Result, Stage
 from ktforge.contract.tensors import FileSpec, SourceFile, TensorSpec, UnitSpec, total_bytes
@@ -240,7 +241,9 @@ class Plan:
     the source that are in no output, whole layers beyond the model's among them. ``inputs`` maps the files that decide
     what stages make to the xxh3-128 of their content, in hex; ``stale`` maps the names of writers to the glob patterns
     of weights that an earlier output of theirs may have left. ``settled`` are fields that config.json lacks, as the
-    tensors have them. ``extra`` are those of ``left_out`` that are for multi-token prediction.
+    tensors have them. ``extra`` are those of ``left_out`` that are for multi-token prediction. ``documents`` are
+    config.json and the files beside it that say what weights are, each with the xxh3-128 of its content;
+    ``identities`` tell each of ``sources`` and ``inputs`` from what may take its place.
     """
 
     pipeline: Recipe
@@ -256,6 +259,8 @@ class Plan:
     stale: Mapping[str, tuple[str, ...]]
     settled: Mapping[str, Any] = field(default_factory=dict)
     extra: tuple[TensorSpec, ...] = ()
+    documents: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[Path, Identity] = field(default_factory=dict)
 
     @property
     def notes(self) -> Sequence[str]:

@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 import ml_dtypes
 import numpy as np
 
+from ktforge.contract.identity import Identity
+
 F32 = np.dtype(np.float32)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F8_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -274,11 +276,16 @@ PackedUnit = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of the source checkpoint as the manifest records it. ``header_hash`` is xxh3-128, in hex."""
+    """A file of the source checkpoint as the manifest records it. ``header_hash`` is xxh3-128, in hex.
+
+    ``identity`` is that of the handle which the header was read from; where a loader does not say, it is what lies at
+    ``path`` as soon as the loader has been asked.
+    """
 
     path: Path
     nbytes: int
     header_hash: str
+    identity: Identity | None = None
 
 
 class Header(Protocol):

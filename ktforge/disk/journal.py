@@ -23,8 +23,8 @@ JOURNAL_FORMAT = "ktforge-journal/1"
 class Journal:
     """An open journal. ``fingerprint`` and ``overwrite`` are those of the run that began it.
 
-    ``written`` maps the tensors in place to the xxh3-128 of their bytes, in hex; ``staged`` says that all is ready to
-    be published.
+    ``written`` maps the tensors in place to the xxh3-128 of their bytes, in hex; ``staged`` says that all tensors are,
+    so that files may have been published, and ``documents`` maps what else is ready to be to the hash of its content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,6 +33,7 @@ class Journal:
         self.fingerprint: dict[str, Any] = {}
         self.overwrite = self.staged = False
         self.written: dict[str, str] = {}
+        self.documents: dict[str, str] = {}
         self._end = 0
         if path.is_file():
             for line, record in _whole_lines(path.read_bytes()):
@@ -50,9 +51,9 @@ class Journal:
         """Notes tensors (name → hash) whose bytes and file names are synced."""
         self._append({"written": dict(tensors)})
 
-    def add_staged(self) -> None:
-        """Notes that every file is complete and synced."""
-        self._append({"staged": True})
+    def add_staged(self, documents: Mapping[str, str]) -> None:
+        """Notes that every weight file is complete and synced, and so are these others (name → hash), and no more."""
+        self._append({"staged": True, "documents": dict(documents)})
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -78,10 +79,11 @@ class Journal:
             self.fingerprint, self.overwrite = record.get("fingerprint", {}), record.get("overwrite", False)
         self.written.update(record.get("written", {}))
         self.staged |= record.get("staged", False)
+        self.documents = record.get("documents", self.documents)
 
 
 #: What the entries of a line are.
-_TYPES = {"journal": str, "overwrite": bool, "fingerprint": dict, "written": dict, "staged": bool}
+_TYPES = {"journal": str, "overwrite": bool, "fingerprint": dict, "written": dict, "staged": bool, "documents": dict}
 
 
 def _whole_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -20,8 +20,38 @@ from ktforge.errors import OutputError
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+class Lock:
+    """The lock of a run, and the folders that it is about. They are held open, so that no others pass for them."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._held = {path: descriptor}
+        try:
+            for folder in (path.parent, path.parent.parent):
+                self._held[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except BaseException:
+            self.close()
+            raise
+
+    def lost(self) -> Path | None:
+        """What is not at its path any more; None if all is."""
+        return next((path for path, held in self._held.items() if not _is_at(held, path)), None)
+
+    def check(self) -> None:
+        """Raises OutputError if the output folder, the staging folder or the lock in it was moved, removed or replaced:
+        another run may have begun there."""
+        if lost := self.lost():
+            raise OutputError(
+                f"{lost} was moved, removed or replaced while the run worked, so nothing more is put there: "
+                "if it was moved, move it back, then run the same command again"
+            )
+
+    def close(self) -> None:
+        for held in self._held.values():
+            os.close(held)
+
+
 @contextmanager
-def locked(staging: Path) -> Iterator[None]:
+def locked(staging: Path) -> Iterator[Lock]:
     """Holds the lock of a staging folder, which is made if it is missing and removed behind the run if it is empty.
 
     Raises OutputError if another run holds it, naming its process and host. The kernel releases the lock of a process
@@ -30,15 +60,19 @@ def locked(staging: Path) -> Iterator[None]:
     """
     path = staging / LOCK
     descriptor = _acquire(path)
+    lock = Lock(descriptor, path)
     try:
         writing.write_at(descriptor, json.dumps(_here()).encode(), 0, path)
-        yield
+        yield lock
     finally:
+        is_here = lock.lost() is None
         with suppress(OSError):  # a lock that stays is recognised as stale
-            writing.remove(path)
-        os.close(descriptor)
+            if is_here:
+                writing.remove(path)
+        lock.close()
         with suppress(OSError):  # what is not empty is an unfinished output
-            writing.remove_folder(staging)
+            if is_here:
+                writing.remove_folder(staging)
 
 
 def _acquire(path: Path) -> int:
@@ -124,7 +158,7 @@ def _is_running(pid: int) -> bool:
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

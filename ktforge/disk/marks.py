@@ -1,4 +1,4 @@
-"""Names by which an output of ktforge is known, finished or not."""
+"""Names by which an output of ktforge is known, finished or not, and by which weights are."""
 
 from __future__ import annotations
 
@@ -15,6 +15,24 @@ JOURNAL = "journal.jsonl"
 
 #: The name of the lock file.
 LOCK = "lock"
+
+#: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
+WEIGHT_SUFFIXES = frozenset(
+    [
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".gguf",
+        ".ggml",
+        ".onnx",
+        ".msgpack",
+        ".h5",
+        ".npz",
+        ".kt",
+    ]
+)
 
 
 def staged(staging: Path, path: str) -> Path:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import xxhash
 
 from ktforge.errors import CheckpointError
 
@@ -23,6 +26,31 @@ def pointer_problem(path: Path) -> str | None:
         if opened.read(len(POINTER)) != POINTER:
             return None
     return f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in its repository"
+
+
+#: Bytes that are hashed at a time.
+CHUNK = 1 << 20
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading, unbuffered. Raises OSError, and CheckpointError for a pipe, a socket or a device, which
+    is looked at once it is open: waiting for one could take for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(f"{path} is not a file that has an end: it is a folder, a pipe or a device")
+        return os.fdopen(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def content_hash(opened: BinaryIO) -> str:
+    """The xxh3-128 of what is left to read of a file, in hex. Raises OSError if it cannot be read."""
+    found = xxhash.xxh3_128()
+    while data := opened.read(CHUNK):
+        found.update(data)
+    return found.hexdigest()
 
 
 def is_file(path: Path) -> bool:

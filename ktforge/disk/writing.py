@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import xxhash
+
 from ktforge.disk import system
 from ktforge.errors import CheckpointError
 
@@ -82,16 +84,20 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def copy_file(opened: BinaryIO, source: Path, path: Path) -> None:
-    """Copies what is left to read of ``opened``, which ``source`` names, synced. Raises CheckpointError if it cannot be
-    read."""
+def copy_file(opened: BinaryIO, source: Path, path: Path) -> str:
+    """Copies what is left to read of ``opened``, which ``source`` names, synced, and returns its xxh3-128 in hex.
+
+    Raises CheckpointError if it cannot be read.
+    """
     descriptor = create(path, 0)
     try:
-        offset = 0
+        offset, found = 0, xxhash.xxh3_128()
         while data := _read(opened, source):
+            found.update(data)
             write_at(descriptor, data, offset, path)
             offset += len(data)
         sync(descriptor, path)
+        return found.hexdigest()
     finally:
         os.close(descriptor)
 

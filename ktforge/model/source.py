@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ktforge.checkpoint.folder import CheckpointFolder
 from ktforge.contract.checks import blame, check_specs
+from ktforge.contract.identity import Identity
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import Loader
 from ktforge.contract.tensors import SourceFile, TensorSpec
@@ -24,7 +27,8 @@ Read = TypeVar("Read")
 class Source:
     """A checkpoint as headers and config.json describe it.
 
-    ``settled`` are fields that config.json lacks and the tensors tell.
+    ``settled`` are fields that config.json lacks and the tensors tell; ``documents`` and ``identities`` those of
+    :class:`~ktforge.contract.plan.Plan`.
     """
 
     config: Mapping[str, Any]
@@ -33,6 +37,8 @@ class Source:
     tensors: tuple[TensorSpec, ...]
     side_files: tuple[Path, ...]
     files: tuple[SourceFile, ...]
+    documents: Mapping[str, str]
+    identities: Mapping[Path, Identity]
 
     @property
     def known(self) -> Mapping[str, Any]:
@@ -54,12 +60,15 @@ def read_source(loader: Loader) -> Source:
             problems.append(f"{str(error.filename or loader.folder())[:200]} cannot be read: {error.strerror}")
             return None
 
+    folder = loader.folder()
+    documents = attempt(lambda: _documents(folder)) or {}
     with blame(loader, "its checkpoint"):
         config = attempt(loader.config)
         tensors = attempt(lambda: _scanned(loader))
         # Where there is neither, it is some folder, and may be a whole disk to walk through.
         side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None
         files = attempt(lambda: tuple(loader.sources())) if tensors is not None else None
+    identities = attempt(lambda: {f.path: f.identity or Identity.of(os.stat(f.path)) for f in files or ()}) or {}
     if tensors is not None and (adapter := unmerged(tensors)):
         raise CheckpointError(*problems, adapter)
     model: ModelConfig | None = None
@@ -77,10 +86,18 @@ def read_source(loader: Loader) -> Source:
             problems += tensor_problems(config, tensors)
     if config is None or model is None or tensors is None or side_files is None or files is None:
         raise CheckpointError(*problems)
-    folder, weights = loader.folder(), {file.path for file in files}
+    if problems:
+        raise CheckpointError(*problems)
+    if attempt(lambda: _documents(folder)) != documents:
+        raise CheckpointError(f"{folder} changed while it was looked at: start again when it is complete")
+    weights = {file.path for file in files}
     if folder is not None:  # weights under a suffix that nobody else knows are in the folder, too
         side_files = tuple(p for p in side_files if folder / p not in weights)
-    return Source(config, more, model, tensors, side_files, files)
+    return Source(config, more, model, tensors, side_files, files, documents, identities)
+
+
+def _documents(folder: Path | None) -> Mapping[str, str]:
+    return CheckpointFolder(folder).documents() if folder is not None else {}
 
 
 def _scanned(loader: Loader) -> tuple[TensorSpec, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +20,22 @@ from ktforge.contract.plan import Plan
 from ktforge.contract.tensors import FileSpec
 from ktforge.disk import writing
 from ktforge.disk.journal import Journal
-from ktforge.disk.lock import held, locked
+from ktforge.disk.lock import Lock, held, locked
 from ktforge.disk.marks import JOURNAL, PARTIAL, UNFINISHED, staged
+from ktforge.disk.reading import content_hash, open_regular
 from ktforge.errors import AlreadyDone, OutputError
 from ktforge.output.finished import is_finished
 from ktforge.output.hashing import add_range
-from ktforge.output.publish import discard, nested_weights, publish, published, stage_documents
+from ktforge.output.publish import (
+    discard,
+    hashes,
+    nested_weights,
+    publish,
+    published,
+    stage_documents,
+    take_back,
+    texts_of,
+)
 from ktforge.output.resume import check_unchanged, fingerprint
 from ktforge.output.sink import FolderSink
 from ktforge.text import counted
@@ -127,24 +138,25 @@ def open_folder(
         raise AlreadyDone(f"{folder} holds this output already, finished: nothing is to do; --overwrite makes it again")
     existed, staging = folder.exists(), folder / PARTIAL
     try:
-        with locked(staging):
-            journal = _open_journal(folder, plan, overwrite=overwrite, restart=restart)
+        with locked(staging) as lock:
+            journal = _open_journal(folder, plan, lock, overwrite=overwrite, restart=restart)
             logger.info("%s is open, %s are written", folder, counted(len(journal.written), "tensor"))
-            sink = FolderSink(staging, plan.files, journal)
+            sink = FolderSink(staging, plan.files, journal, lock)
             try:
                 _check_kept(folder, plan.files, journal, verify=verify)
                 yield sink
                 sink.finish()
-                if not journal.staged:
-                    stage_documents(staging, plan, documents)
-                    journal.add_staged()
+                _stage(folder, plan, texts_of(plan, documents), journal, lock)
                 logger.info("publishing %s", folder)
-                publish(folder, staging, paths, plan, overwrite=overwrite or journal.overwrite)
+                publish(folder, staging, paths, plan, lock, overwrite=overwrite or journal.overwrite)
+            except OSError:
+                lock.check()  # which has a better sentence for a folder that is gone
+                raise
             finally:
                 sink.close()
                 journal.close()
-                if not journal.fingerprint and not (folder / UNFINISHED).exists():
-                    discard(folder, staging, plan)
+                if not journal.fingerprint and not (folder / UNFINISHED).exists() and lock.lost() is None:
+                    discard(folder, staging, plan, lock)
     except OSError as error:
         raise OutputError(_failure(folder, error)) from error
     finally:
@@ -152,7 +164,7 @@ def open_folder(
             writing.remove_folder(folder)
 
 
-def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -> Journal:
+def _open_journal(folder: Path, plan: Plan, lock: Lock, *, overwrite: bool, restart: bool) -> Journal:
     """The journal of the unfinished output in ``folder`` if there is one to go on with, else a new one."""
     staging, now = folder / PARTIAL, fingerprint(plan)
     journal = Journal(staging / JOURNAL)
@@ -161,18 +173,30 @@ def _open_journal(folder: Path, plan: Plan, *, overwrite: bool, restart: bool) -
         check_unchanged(folder, journal.fingerprint, now, _again(folder, journal))
     if not _may_replace(folder, journal, overwrite=overwrite, goes_on=goes_on):
         if not journal.fingerprint:
-            discard(folder, staging, plan)
+            discard(folder, staging, plan, lock)
         needed = _again(folder, journal) if restart and journal.fingerprint else "--overwrite"
         raise OutputError(f"{folder} is not empty: choose another folder, or say {needed}")
     if not goes_on:
-        discard(folder, staging, plan)
+        discard(folder, staging, plan, lock)
         journal = Journal(staging / JOURNAL)
         journal.begin(now, overwrite=overwrite or (folder / UNFINISHED).exists())
     return journal
 
 
+def _stage(folder: Path, plan: Plan, texts: Mapping[str, bytes], journal: Journal, lock: Lock) -> None:
+    """Has all but the weights ready to be published, as the source has it now."""
+    staging = folder / PARTIAL
+    lock.check()
+    if not journal.staged or journal.documents != hashes(plan, texts):
+        take_back(folder, staging, journal.documents, lock)
+        if journal.documents:
+            journal.add_staged({})
+        journal.add_staged(stage_documents(staging, plan, texts, lock))
+
+
 def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, verify: bool) -> None:
     """Raises OutputError if a file with tensors of an earlier run is missing or not what it left."""
+    damaged = f"the disk may be failing: start over with {_again(folder, journal)}"
     for file in specs:
         kept = [t for t in file.tensors if t.name in journal.written]
         if not kept:
@@ -185,21 +209,28 @@ def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, 
             has = "is gone" if size is None else f"has {size:,} bytes; {file.nbytes:,} were written"
             raise OutputError(f"{path} of the unfinished output {has}: start over with {_again(folder, journal)}")
         if verify:
-            _verify(path, file, journal.written)
+            _verify(path, file, journal.written, damaged)
+    for name, digest in journal.documents.items() if verify else ():
+        path = staged(folder / PARTIAL, name)
+        path = path if path.exists() else folder / name
+        if not path.exists():  # which publishing says
+            continue
+        with open_regular(path) as opened:
+            if content_hash(opened) != digest:
+                raise OutputError(f"{path} is not what was written, so {damaged}")
 
 
-def _verify(path: Path, file: FileSpec, hashes: Mapping[str, str]) -> None:
+def _verify(path: Path, file: FileSpec, written: Mapping[str, str], damaged: str) -> None:
     offset = len(file.header)
-    with path.open("rb") as opened:
+    with open_regular(path) as opened:
+        if os.pread(opened.fileno(), offset, 0) != bytes(file.header):
+            raise OutputError(f"{path}: the header is not what was written, so {damaged}")
         for tensor in file.tensors:
-            if tensor.name in hashes:
+            if tensor.name in written:
                 found = xxhash.xxh3_128()
                 add_range(found, opened.fileno(), offset, tensor.nbytes)
-                if found.hexdigest() != hashes[tensor.name]:
-                    raise OutputError(
-                        f"{path}: {tensor.name} is not what was written, so the disk may be failing: "
-                        "start over with --restart"
-                    )
+                if found.hexdigest() != written[tensor.name]:
+                    raise OutputError(f"{path}: {tensor.name} is not what was written, so {damaged}")
             offset += tensor.nbytes
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import xxhash
 
@@ -19,15 +18,6 @@ def add_range(found: xxhash.xxh3_128, descriptor: int, offset: int, nbytes: int)
     while offset < end and (data := os.pread(descriptor, min(end - offset, writing.CHUNK), offset)):
         found.update(data)
         offset += len(data)
-
-
-def content_hash(path: Path) -> str:
-    """The xxh3-128 of a file's content, in hex. Raises OSError if it cannot be read."""
-    found = xxhash.xxh3_128()
-    with path.open("rb") as opened:
-        while data := opened.read(writing.CHUNK):
-            found.update(data)
-    return found.hexdigest()
 
 
 class Growing:

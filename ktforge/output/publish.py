@@ -7,15 +7,21 @@ Every step can be done again, so a run that was cut off here is finished by the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
 
 from ktforge.contract.checks import blame
 from ktforge.contract.plan import Plan
 from ktforge.contract.stages import Loader
 from ktforge.disk import writing
-from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, PARTIAL, UNFINISHED, staged
-from ktforge.disk.reading import read_json
+from ktforge.disk.lock import Lock
+from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, PARTIAL, UNFINISHED, WEIGHT_SUFFIXES, staged
+from ktforge.disk.reading import content_hash, read_json
 from ktforge.errors import CheckpointError, OutputError
 from ktforge.output.manifest import manifest_json
 from ktforge.text import counted
@@ -35,22 +41,63 @@ def published(plan: Plan, documents: Iterable[str]) -> list[str]:
     return [*(f.path for f in plan.files), *map(str, plan.side_files), *config, *documents]
 
 
-def stage_documents(staging: Path, plan: Plan, documents: Mapping[str, bytes]) -> None:
-    """Writes all that is no weight file into the staging folder, synced."""
+def texts_of(plan: Plan, documents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """All that is neither a weight file nor copied."""
     texts = {**documents, MANIFEST: manifest_json(plan)}
     if plan.config_json is not None:
         texts[CONFIG] = plan.config_json
+    return texts
+
+
+def hashes(plan: Plan, texts: Mapping[str, bytes]) -> dict[str, str]:
+    """What :func:`stage_documents` would return now."""
+    loader = plan.pipeline.loader
+    found = {name: xxhash.xxh3_128_hexdigest(content) for name, content in texts.items()}
+    for relative in plan.side_files:
+        with _opened(loader, relative) as (opened, name):
+            try:
+                found[str(relative)] = content_hash(opened)
+            except OSError as error:
+                raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    return found
+
+
+def stage_documents(staging: Path, plan: Plan, texts: Mapping[str, bytes], lock: Lock) -> dict[str, str]:
+    """Writes all that is no weight file into the staging folder, synced; name → xxh3-128 of its content, in hex."""
     targets = {name: staged(staging, name) for name in (*map(str, plan.side_files), *texts)}
     for target in targets.values():
         writing.make_folders(target.parent)
+    found = {}
     for name, content in texts.items():
+        lock.check()
         writing.write_file(targets[name], content)
+        found[name] = xxhash.xxh3_128_hexdigest(content)
     for relative in plan.side_files:
-        _copy(plan.pipeline.loader, relative, targets[str(relative)])
+        lock.check()
+        with _opened(plan.pipeline.loader, relative) as (opened, source):
+            found[str(relative)] = writing.copy_file(opened, source, targets[str(relative)])
     _sync_parents(targets.values())
+    return found
 
 
-def _copy(loader: Loader, relative: Path, target: Path) -> None:
+def take_back(folder: Path, staging: Path, names: Collection[str], lock: Lock) -> None:
+    """Moves documents that have been published back into the staging folder, for they are to be made again."""
+    ready = [name for name in names if not staged(staging, name).exists() and (folder / name).exists()]
+    if ready:
+        mark_unfinished(folder)
+    for name in sorted(ready, key=lambda name: name != MANIFEST):
+        lock.check()
+        _check_inside(folder, folder / name)
+        writing.make_folders(staged(staging, name).parent)
+        writing.rename(folder / name, staged(staging, name))
+    _sync_parents([p for name in ready for p in (staged(staging, name), folder / name)])
+    if (folder / UNFINISHED).exists():  # publishing makes their folders first
+        _remove_emptied(folder, [folder / name for name in names])
+
+
+@contextmanager
+def _opened(loader: Loader, relative: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """A side file, and what to call it."""
     name = (loader.folder() or Path()) / relative
     with blame(loader, str(relative)):
         try:
@@ -58,7 +105,7 @@ def _copy(loader: Loader, relative: Path, target: Path) -> None:
         except OSError as error:
             raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
     with opened:
-        writing.copy_file(opened, name, target)
+        yield opened, name
 
 
 #: A file that a run was to put in place, and that it no longer finds.
@@ -91,12 +138,13 @@ def _appeared(folder: Path, staging: Path, paths: list[str], stale: Sequence[str
     ]
 
 
-def publish(folder: Path, staging: Path, paths: list[str], plan: Plan, *, overwrite: bool) -> None:
+def publish(folder: Path, staging: Path, paths: list[str], plan: Plan, lock: Lock, *, overwrite: bool) -> None:
     """Renames ``paths`` into place, then the manifest, and takes away what an earlier output left: the side files that
     its manifest lists, and its weights.
 
-    Files that have been renamed already are passed over.
+    Files that have been renamed already are passed over. ``lock`` is looked at before each change to ``folder``.
     """
+    lock.check()
     targets = [folder / p for p in paths]
     manifest, waiting = folder / MANIFEST, staged(staging, MANIFEST)
     if not waiting.exists():
@@ -110,26 +158,43 @@ def publish(folder: Path, staging: Path, paths: list[str], plan: Plan, *, overwr
         problems = nested_weights(folder) or ([] if overwrite else _appeared(folder, staging, paths, _stale(plan)))
         if problems:
             raise OutputError(*problems)
-        mark_unfinished(folder)
-        if manifest.exists():
-            writing.rename(manifest, staging / _PREVIOUS)
-            _sync_parents([staging / _PREVIOUS, manifest])
         previous = staging / _PREVIOUS
-        _remove_files(folder, _listed(previous), _stale(plan, previous), keep={*targets, folder / UNFINISHED})
+        replaced = [*_listed(manifest), *_listed(previous)]
+        removed = _removals(folder, replaced, _stale(plan, manifest, previous), {*targets, folder / UNFINISHED})
         for target in targets:
             _check_inside(folder, target)
+        if not (folder / UNFINISHED).exists():  # what lies in a place so far is of the output before
+            _check_staged(staging, paths)
+        mark_unfinished(folder)
+        lock.check()
+        if manifest.exists():
+            writing.rename(manifest, previous)
+            _sync_parents([previous, manifest])
+        _remove_files(folder, removed, lock)
+        for target in targets:
+            lock.check()
             writing.make_folders(target.parent)
         for path, target in zip(paths, targets, strict=True):
+            lock.check()
             if staged(staging, path).exists():
                 writing.rename(staged(staging, path), target)
             elif not target.exists():
                 raise OutputError(f"{target} is not in the unfinished output: {_NOT_THERE} --restart")
         _sync_parents(targets)
+        lock.check()
         writing.rename(waiting, manifest)
         writing.sync_folder(folder)
+    lock.check()
     writing.remove(folder / UNFINISHED)
     writing.sync_folder(folder)
     clear(staging)
+
+
+def _check_staged(staging: Path, paths: Iterable[str]) -> None:
+    """Raises OutputError unless every file is there that is to be renamed."""
+    for path in paths:
+        if not staged(staging, path).exists():
+            raise OutputError(f"{staged(staging, path)} is not in the unfinished output: {_NOT_THERE} --restart")
 
 
 def mark_unfinished(folder: Path) -> None:
@@ -138,12 +203,14 @@ def mark_unfinished(folder: Path) -> None:
         writing.sync_folder(folder)
 
 
-def discard(folder: Path, staging: Path, plan: Plan) -> None:
+def discard(folder: Path, staging: Path, plan: Plan, lock: Lock) -> None:
     """Removes an unfinished output, what it has published so far too; the folder then stays marked."""
     if (folder / UNFINISHED).exists():
         listed = [*_listed(staging / _PREVIOUS), *_listed(staged(staging, MANIFEST)), *_listed(folder / MANIFEST)]
+        removed = _removals(folder, listed, _stale(plan, staging / _PREVIOUS), {folder / UNFINISHED})
+        lock.check()
         writing.remove(folder / MANIFEST)
-        _remove_files(folder, listed, _stale(plan, staging / _PREVIOUS), keep={folder / UNFINISHED})
+        _remove_files(folder, removed, lock)
     clear(staging)
 
 
@@ -157,12 +224,21 @@ def clear(staging: Path) -> None:
 
 
 def _listed(manifest: Path) -> Iterator[str]:
-    """The side files that a manifest names; none if it is missing or no manifest."""
+    """The side files that a manifest names, as far as they can be any; none if it is missing or no manifest.
+
+    It may be a stranger's: what is none of an output's side files is not removed for being listed.
+    """
     try:
         names = read_json(manifest).get("side_files", [])
     except CheckpointError:
         return
-    yield from (n for n in names if isinstance(n, str))
+    yield from (n for n in names if isinstance(n, str) and _may_be_side_file(n)) if isinstance(names, list) else ()
+
+
+def _may_be_side_file(name: str) -> bool:
+    path = Path(name)
+    hidden = path.is_absolute() or any(part.startswith(".") for part in path.parts)  # ``..`` and the staging folder too
+    return not hidden and path.suffix.lower() not in WEIGHT_SUFFIXES and name not in (CONFIG, MANIFEST)
 
 
 def _stale(plan: Plan, *manifests: Path) -> list[str]:
@@ -181,19 +257,35 @@ def _writer_of(manifest: Path) -> str:
     return named if isinstance(named, str) else ""
 
 
-def _remove_files(folder: Path, names: Iterable[str], stale: Sequence[str], keep: set[Path]) -> None:
-    """Takes away an earlier output's files; other files of the user's stay."""
-    listed = (folder / n for n in names if ".." not in Path(n).parts and not Path(n).is_absolute())
+def _removals(folder: Path, names: Iterable[str], stale: Sequence[str], keep: set[Path]) -> list[Path]:
+    """An earlier output's files, which are to go; other files of the user's stay. Raises OutputError if one lies behind
+    a link."""
+    listed = (folder / n for n in names)
     weights = (p for pattern in stale for p in folder.glob(pattern) if PARTIAL not in p.relative_to(folder).parts)
-    removed = [p for p in (*listed, *weights) if (p.is_file() or p.is_symlink()) and p not in keep]
+    removed = [
+        p for p in dict.fromkeys((*listed, *weights)) if p not in keep and (os.path.isfile(p) or os.path.islink(p))
+    ]
     for path in removed:
+        _check_inside(folder, path)
+    return removed
+
+
+def _remove_files(folder: Path, removed: Sequence[Path], lock: Lock) -> None:
+    """Removes files, and the folders that are empty without them."""
+    for path in removed:
+        lock.check()
         _check_inside(folder, path)
         writing.remove(path)
     _sync_parents(removed)
+    _remove_emptied(folder, removed)
+
+
+def _remove_emptied(folder: Path, removed: Iterable[Path]) -> None:
     emptied = {parent for path in removed for parent in path.relative_to(folder).parents if parent.parts}
     for parent in sorted(emptied, key=lambda p: len(p.parts), reverse=True):  # of the files that went, and no other
-        if not any((folder / parent).iterdir()):
-            writing.remove_folder(folder / parent)
+        path = folder / parent
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            writing.remove_folder(path)
 
 
 def _check_inside(folder: Path, path: Path) -> None:

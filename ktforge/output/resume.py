@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from ktforge.contract.plan import Plan
-from ktforge.errors import CheckpointError, OutputError
+from ktforge.errors import OutputError
 from ktforge.output.provenance import unversioned, versions
 from ktforge.text import first_of
 
@@ -33,8 +33,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     sources, folder = {}, plan.pipeline.loader.folder()
     for source in plan.sources:
         found = source.path.stat()
-        if found.st_size != source.nbytes:
-            raise CheckpointError(f"{source.path} changed while it was looked at: start again when it is complete")
+        plan.identities[source.path].check(source.path, found, "looked at")
         is_inside = folder is not None and source.path.is_relative_to(folder)
         name = os.path.relpath(source.path, folder) if is_inside else source.path.name
         sources[name] = {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns, "header": source.header_hash}
@@ -44,6 +43,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         "code": unversioned(plan.pipeline),
         "formats": list(plan.formats),
         "methods": list(plan.methods),
+        "documents": dict(plan.documents),
         "config.json": xxhash.xxh3_128_hexdigest(plan.config_json or b""),
         "inputs": {_input_name(path, plan): found for path, found in plan.inputs.items()},
         "source": sources,
@@ -56,14 +56,14 @@ def _input_name(path: Path, plan: Plan) -> str:
     return path.name if [p.name for p in plan.inputs].count(path.name) == 1 else str(path)
 
 
-#: What follows from the pipeline: where that has changed, a user is not told of these.
+#: What follows from the pipeline and the source's config.json: where they have changed, a user is not told of these.
 _DERIVED = ("formats", "methods", "config.json", "output files")
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], again: str) -> None:
     """Raises OutputError with one sentence for each thing that differs between two fingerprints; ``again`` are the
     options that start over."""
-    derived = _DERIVED if before.get("pipeline") != now.get("pipeline") else ()
+    derived = _DERIVED if any(before.get(key) != now.get(key) for key in ("pipeline", "documents")) else ()
     one, other = ({k: v for k, v in of.items() if k not in ("source", *derived)} for of in (before, now))
     changes = [_change(key, *values) for key, *values in _differences("", one, other)]
     changes += _source_changes(before.get("source"), now.get("source"))
@@ -92,7 +92,7 @@ def _change(key: str, before: Any, now: Any) -> str:
     part, _, rest = key.partition("/")
     if part == "code":
         return f"the code of {rest or 'the plugins'} has changed"
-    if part == "inputs":
+    if part in ("documents", "inputs"):
         return f"{rest} has changed" if before and now else f"{rest} is {'gone' if now is None else 'new'}"
     if part == "config.json":
         return "config.json has changed"

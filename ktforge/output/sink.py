@@ -15,6 +15,7 @@ from ktforge import native
 from ktforge.contract.tensors import FileSpec, TensorSpec
 from ktforge.disk import system, writing
 from ktforge.disk.journal import Journal
+from ktforge.disk.lock import Lock
 from ktforge.disk.marks import staged
 from ktforge.errors import CheckpointError, PluginError
 from ktforge.native.pages import UNREADABLE
@@ -31,8 +32,8 @@ MAX_WAITING = 16
 class FolderSink:
     """Places tensors of planned files with pwrite, from any thread and in any order."""
 
-    def __init__(self, staging: Path, specs: tuple[FileSpec, ...], journal: Journal) -> None:
-        self._staging, self._journal = staging, journal
+    def __init__(self, staging: Path, specs: tuple[FileSpec, ...], journal: Journal, lock: Lock) -> None:
+        self._staging, self._journal, self._folders = staging, journal, lock
         self._kept = frozenset(journal.written)
         self._place: dict[str, tuple[FileSpec, int]] = {}
         self._growing: dict[str, Growing] = {}
@@ -140,6 +141,7 @@ class FolderSink:
         return descriptor
 
     def _create(self, file: FileSpec) -> int:
+        self._folders.check()
         path = staged(self._staging, file.path)
         writing.make_folders(path.parent)
         descriptor = writing.create(path, file.nbytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,10 +14,12 @@ from typing import Any
 
 from ktforge.checkpoint.folder import QUANTIZATION_FILES, CheckpointFolder
 from ktforge.contract.checks import blame, owner, with_delegates
+from ktforge.contract.identity import Identity
 from ktforge.contract.plan import ModelConfig, Plan, PlannedUnit, Recipe, Writer, results_of, wrong_pattern
 from ktforge.contract.stages import Result, Stage
 from ktforge.contract.tensors import FileSpec, TensorSpec
 from ktforge.disk.marks import CONFIG
+from ktforge.disk.reading import content_hash, open_regular
 from ktforge.errors import CheckpointError, PluginError, Problems, Unsupported
 from ktforge.model.adapters import is_adapter
 from ktforge.model.config import quantization_config
@@ -25,7 +28,6 @@ from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
 from ktforge.output.finished import is_finished
 from ktforge.output.folder import check_output
-from ktforge.output.hashing import content_hash
 from ktforge.output.space import shortages
 from ktforge.planning.kinds import plan_units
 from ktforge.planning.targets import Targets
@@ -100,10 +102,11 @@ def _make_plan(recipe: Recipe) -> Plan:
     results = list(results_of(units))
     edited = edited_config(bound, edited, results, problems)
     files = _plan_files(bound, units, outputs, results, problems) if not problems.lines() else ()
-    inputs = _inputs(bound, problems)
+    inputs, identities = _inputs(bound, problems)
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
         source.files, tuple(left_out), problems.lines(), inputs, {}, source.settled, tuple(extra),
+        source.documents, {**source.identities, **identities},
     )  # fmt: skip
     folder = recipe.writer.folder()
     if folder is None:
@@ -144,18 +147,20 @@ def _plan_files(
         return ()
 
 
-def _inputs(recipe: Recipe, problems: Problems) -> dict[Path, str]:
-    """The hash of each file that decides what stages make."""
-    found = {}
+def _inputs(recipe: Recipe, problems: Problems) -> tuple[dict[Path, str], dict[Path, Identity]]:
+    """The hash of each file that decides what stages make, and which file it is."""
+    found, identities = {}, {}
     for stage in with_delegates(recipe.all_stages()):
         with blame(stage, "its input files"):
             paths = [Path(path) for path in stage.input_files()]
         for path in paths:
             try:
-                found[path] = content_hash(path)
+                with open_regular(path) as opened:
+                    identities[path] = Identity.of(os.fstat(opened.fileno()))
+                    found[path] = content_hash(opened)
             except OSError as error:
                 problems.add(f"{path}, which {stage.stage} {stage.name} needs, cannot be read: {error.strerror}")
-    return found
+    return found, identities
 
 
 def _side_files(source: Source, edited: Mapping[str, Any]) -> tuple[Path, ...]:

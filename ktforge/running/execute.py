@@ -57,7 +57,7 @@ def execute(
     """
     plan.check()
     plan.check_memory(memory_limit)
-    watch = SourceWatch([*(s.path for s in plan.sources), *plan.inputs])
+    watch = SourceWatch(plan.identities)
     with _opened(plan, overwrite=overwrite, restart=restart, verify=verify) as sink:
         hook.ktforge_planned(plan=plan)
         kept = [u for u in plan.units if _is_kept(plan, sink, u)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from ktforge import native
+from ktforge.contract.identity import Identity
 from ktforge.contract.plan import Sink
 from ktforge.contract.tensors import TensorSpec, UnitSpec
 from ktforge.errors import CheckpointError
@@ -17,22 +18,21 @@ from ktforge.native.pages import UNREADABLE
 
 
 class SourceWatch:
-    """Remembers size and modification time of the files that a run reads, and counts mapped pages that could not be."""
+    """Knows which files a run was planned with, and counts mapped pages that could not be read.
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._seen = {path: _look(path) for path in files}
+    Raises CheckpointError, as :meth:`check` does, if one of them is another by now.
+    """
+
+    def __init__(self, files: Mapping[Path, Identity]) -> None:
+        self._files = files
         self._lost_pages = native.lost_pages()
+        self.check()
 
     def check(self, paths: Iterable[Path] | None = None) -> None:
-        """Raises CheckpointError if one of these source files (default: any) was changed, cut short or removed."""
-        for path in self._seen if paths is None else paths:
-            if path not in self._seen:
-                continue
-            (size, time), (new_size, new_time) = self._seen[path], _look(path)
-            if new_size != size:
-                raise CheckpointError(f"{path} changed while it was read: it had {size:,} bytes, and has {new_size:,}")
-            if new_time != time:
-                raise CheckpointError(f"{path} changed while it was read: it was modified")
+        """Raises CheckpointError if one of these source files (default: any) was changed, replaced or removed."""
+        for path in self._files if paths is None else paths:
+            if path in self._files:
+                self._files[path].check(path, _look(path))
 
     def check_pages(self, unit: UnitSpec | None = None) -> None:
         """Raises CheckpointError if what was read (of a unit) may be zeros that stand for a page which is gone."""
@@ -67,12 +67,11 @@ class WatchedSink:
         self._watch.check_pages(self._unit)  # `data` may be mapped pages, which the sink was the first to read
 
 
-def _look(path: Path) -> tuple[int, int]:
+def _look(path: Path) -> os.stat_result:
     try:
-        found = os.stat(path)
+        return os.stat(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read any more: {error.strerror}") from error
-    return found.st_size, found.st_mtime_ns
 
 
 def _unreadable(unit: UnitSpec) -> str:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ktforge.contract.checks import check_paths, expected
+from ktforge.contract.identity import Identity
 from ktforge.contract.plan import ModelConfig, Plan, Recipe, Sink, Writer
 from ktforge.contract.tensors import BF16, FileSpec, SourceFile, TensorSpec
 from ktforge.errors import KtforgeError
@@ -109,6 +110,7 @@ def _plan(writer: Writer, tensors: Tensors, formats: Sequence[str], loader: _Sou
     return Plan(
         Recipe(loader=loader, writer=writer), model, (), files, b'{"model_type": "kit"}\n', (Path(SIDE_FILE),),
         tuple(loader.sources()), (), (), {}, {writer.name: writer.weights},
+        identities={loader.file: Identity.of(loader.file.stat())},
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 TABLE = {
     name: cells.split(" | ")
     for name, cells in re.findall(
-        r"^\| `(\w+)` \| (.+) \|$", PAGE.partition("## Every family")[2].partition("\n## ")[0], re.M
+        r"^\| `(\w+)` \| ((?:yes|no: ).+) \|$", PAGE.partition("## Every family")[2].partition("\n## ")[0], re.M
     )
 }
 #: One for each way of storing experts: by themselves, fused in halves, transposed, interleaved, without `gate_proj`.
@@ -32,9 +32,7 @@ def registry():
 
 def difference(folder, model):
     """The largest relative error of any weight that ``from_pretrained`` loads."""
-    from transformers import AutoModelForCausalLM
-
-    loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
+    loaded, info = type(model).from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
     assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     ours, theirs = loaded.state_dict(), model.state_dict()
     assert ours.keys() == theirs.keys()

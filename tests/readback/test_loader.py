@@ -271,3 +271,34 @@ def test_loader_and_layout_of_a_packed_folder_are_bound(source, tmp_path):
     Pipeline(loader=inner, writer=SafetensorsWriter(path=tmp_path / "back")).run()
     assert TOLD == [("loader", "qwen3_moe"), ("layout", "qwen3_moe")]
     assert checkpoints.load_output(tmp_path / "back").keys() == checkpoints.tensors().keys()
+
+
+class Releases(SafetensorsLoader):
+    """Notes what is read and what is let go of."""
+
+    def read(self, spec):
+        TOLD.append(("read", spec.name))
+        return super().read(spec)
+
+    def release(self, spec):
+        TOLD.append(("release", spec.name))
+        super().release(spec)
+
+
+def test_what_a_weight_is_made_of_is_released_a_part_at_a_time(source, tmp_path):
+    packed, loader = tmp_path / "packed", SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    inner = PackedLoader(inner=Releases(path=packed), layout=KtAmx())
+    specs = {s.name: s for s in inner.scan()}
+    TOLD.clear()
+    name = checkpoints.expert_name(1, 2, "up")
+    inner.read(specs[name])
+    stems = [f"blk.1.ffn_up_exps.2.numa.{part}" for part in range(2)]
+    wanted = [(done, f"{s}.{p}") for s in stems for done in ("read", "release") for p in ("weight", "scale")]
+    assert wanted == TOLD
+    TOLD.clear()
+    inner.release(specs[name])
+    assert TOLD == [], "nothing is left of it"
+    inner.read(specs["model.norm.weight"])
+    inner.release(specs["model.norm.weight"])
+    assert TOLD == [("read", "norm.weight"), ("release", "norm.weight")]

@@ -18,8 +18,10 @@ from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint.shards import merge_scans
+from ktforge.contract.identity import Identity
 from ktforge.contract.tensors import DTYPES, dtype_name
 from ktforge.disk import system
+from ktforge.disk.reading import open_regular
 from ktforge.native import WatchedRanges
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class BinLoader(FolderLoader):
 
     name: ClassVar[str] = "bin"
 
+    #: The files as they were first read since the last scan.
+    _sources: dict[Path, SourceFile] = PrivateAttr(default_factory=dict)
     _files_read: dict[Path, _File] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
@@ -72,11 +76,14 @@ class BinLoader(FolderLoader):
     def scan(self) -> Iterator[TensorSpec]:
         with self._lock:
             self._files_read.clear()  # a file of the same name may be another one by now
+            self._sources.clear()
         files, weight_map = self._files()
         return merge_scans({f: list(self._scan_file(f)) for f in files}, weight_map, self.path, self.same)
 
     def sources(self) -> Sequence[SourceFile]:
-        return [SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(_pickle_bytes(f))) for f in self._files()[0]]
+        if not self._sources:
+            self.scan()
+        return tuple(self._sources.values())
 
     def read(self, spec: TensorSpec) -> np.ndarray:
         import torch
@@ -126,10 +133,28 @@ class BinLoader(FolderLoader):
                 )
             yield TensorSpec(name, dtypes[tensor.dtype], tuple(tensor.shape), file)
 
+    def _load(self, path: Path) -> dict[str, torch.Tensor]:
+        """Torch opens a file by its name, so what has that name is looked at before and behind."""
+        try:
+            before = self._sources.get(path)
+            with open_regular(path) as opened:
+                identity = Identity.of(os.fstat(opened.fileno()))
+                if before is not None and before.identity is not None:
+                    before.identity.check(path, os.fstat(opened.fileno()))
+                tensors = _load(path)
+                found = SourceFile(path, identity.nbytes, xxhash.xxh3_128_hexdigest(_pickle_bytes(path)), identity)
+                identity.check(path, os.stat(path))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        if before is not None and before.header_hash != found.header_hash:
+            raise CheckpointError(f"{path} changed while it was read: its tensors are others")
+        self._sources[path] = found
+        return tensors
+
     def _file(self, path: Path) -> _File:
         with self._lock:
             if path not in self._files_read or self._files_read[path].watched.lost:
-                tensors = _load(path)
+                tensors = self._load(path)
                 mapped = _mapped(path, tensors)
                 self._files_read[path] = _File(WatchedRanges(mapped), mapped, tensors)
             return self._files_read[path]

@@ -15,6 +15,7 @@ from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpe
 from ktforge.checkpoint.downloads import unfinished
 from ktforge.checkpoint.links import check_links
 from ktforge.checkpoint.shards import merge_scans
+from ktforge.contract.identity import Identity
 from ktforge.contract.tensors import F32
 from ktforge.model.architectures import NUMBER
 from ktforge.text import first_of
@@ -36,6 +37,8 @@ class KtFolderLoader(FolderLoader):
 
     name: ClassVar[str] = "kt-folder"
 
+    #: The .kt files as the last scan found them.
+    _identities: dict[Path, Identity] = PrivateAttr(default_factory=dict)
     _rest_loader: SafetensorsLoader | None = PrivateAttr(default=None)
 
     @classmethod
@@ -43,6 +46,7 @@ class KtFolderLoader(FolderLoader):
         return any(folder.glob(PATTERN))
 
     def scan(self) -> Iterator[TensorSpec]:
+        self._identities.clear()
         scans = {file: [self._spec(file)] for file in self._files()}
         for spec in self._rest().scan() if self._has_rest() else ():
             assert spec.file is not None
@@ -53,7 +57,7 @@ class KtFolderLoader(FolderLoader):
         assert spec.file is not None
         if spec.file.suffix != ".kt":
             return self._rest().read(spec)
-        mapped = map_file(spec.file)
+        mapped = map_file(spec.file, self._identities.get(spec.file))
         if len(mapped) < spec.nbytes:
             raise cut_short(spec)
         return np.frombuffer(mapped, np.uint8, spec.nbytes).view(spec.dtype).reshape(spec.shape)
@@ -68,7 +72,12 @@ class KtFolderLoader(FolderLoader):
 
     def sources(self) -> Sequence[SourceFile]:
         """A .kt file has no header; its name, which holds its size, stands for one."""
-        found = [SourceFile(f, f.stat().st_size, xxhash.xxh3_128_hexdigest(f.name.encode())) for f in self._files()]
+        if not self._identities:
+            self.scan()
+        found = [
+            SourceFile(file, identity.nbytes, xxhash.xxh3_128_hexdigest(file.name.encode()), identity)
+            for file, identity in self._identities.items()
+        ]
         return [*found, *(self._rest().sources() if self._has_rest() else ())]
 
     def _files(self) -> list[Path]:
@@ -85,7 +94,8 @@ class KtFolderLoader(FolderLoader):
         match = _FILE.fullmatch(file.relative_to(self.path).as_posix())
         if match is None:
             raise CheckpointError(f"{file} is not named as a .kt file is: INT4_up_0_1024Byte_quant_.kt, for example")
-        size = file.stat().st_size
+        identity = self._identities[file] = Identity.of(file.stat())
+        size = identity.nbytes
         if size != int(match["bytes"]):
             raise CheckpointError(f"{file} has {size:,} bytes, its name says otherwise: copy or make it again")
         parameter, dtype = _CONTENTS[match["content"]]

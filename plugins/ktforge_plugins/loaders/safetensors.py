@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 from ktforge import CheckpointError, FolderLoader, Loader, SourceFile, TensorSpec, hookimpl
 from ktforge.checkpoint.folder import METADATA
 from ktforge.checkpoint.shards import merge_scans
+from ktforge.contract.identity import Identity
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES
-from ktforge.disk.reading import parse_json
+from ktforge.disk.reading import open_regular, parse_json
 from ktforge.native import MappedFile
 
 INDEX = "model.safetensors.index.json"
@@ -42,7 +43,8 @@ class SafetensorsLoader(FolderLoader):
     io: Io = "mmap"
 
     _maps: dict[Path, MappedFile] = PrivateAttr(default_factory=dict)
-    _sources: list[SourceFile] = PrivateAttr(default_factory=list)
+    #: The files as the last scan found them.
+    _sources: dict[Path, SourceFile] = PrivateAttr(default_factory=dict)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     @classmethod
@@ -54,14 +56,15 @@ class SafetensorsLoader(FolderLoader):
             self._maps.clear()  # a file of the same name may be another one by now
         files, weight_map = self._files()
         scans = {file: _scan_file(file) for file in files}
-        self._sources[:] = [source for source, _ in scans.values()]
+        self._sources.clear()
+        self._sources.update({file: source for file, (source, _) in scans.items()})
         return merge_scans({file: specs for file, (_, specs) in scans.items()}, weight_map, self.path, self.same)
 
     def sources(self) -> Sequence[SourceFile]:
         """The files as the last scan found them."""
         if not self._sources:
             self.scan()
-        return tuple(self._sources)
+        return tuple(self._sources.values())
 
     def read(self, spec: TensorSpec) -> np.ndarray:
         assert spec.file is not None
@@ -69,7 +72,7 @@ class SafetensorsLoader(FolderLoader):
             return np.empty(spec.shape, spec.dtype)
         # The format does not align tensors; a kernel may count on the alignment of its element type.
         if self.io == "pread" or spec.offset % spec.dtype.itemsize:
-            return _pread(spec.file, spec)
+            return self._pread(spec.file, spec)
         mapped = self._mapped(spec.file)
         if len(mapped) < spec.offset + spec.nbytes:
             raise cut_short(spec)
@@ -101,37 +104,48 @@ class SafetensorsLoader(FolderLoader):
     def _mapped(self, file: Path) -> MappedFile:
         with self._lock:
             if file not in self._maps or self._maps[file].lost:
-                self._maps[file] = map_file(file)
+                source = self._sources.get(file)
+                mapped = map_file(file, source.identity if source else None)
+                if source is not None and _header_hash(mapped) != source.header_hash:
+                    raise CheckpointError(f"{file} changed while it was read: its header is another")
+                self._maps[file] = mapped
             return self._maps[file]
 
+    def _pread(self, file: Path, spec: TensorSpec) -> np.ndarray:
+        array = np.empty(spec.shape, spec.dtype)
+        left, offset = array.reshape(-1).view(np.uint8).data, spec.offset
+        source = self._sources.get(file)
+        with _opened(file, source.identity if source else None) as opened:
+            while left:
+                count = os.preadv(opened.fileno(), [left], offset)
+                if count == 0:
+                    raise cut_short(spec)
+                left, offset = left[count:], offset + count
+        return array
 
-def map_file(file: Path) -> MappedFile:
-    with _opened(file) as opened:
+
+def map_file(file: Path, identity: Identity | None) -> MappedFile:
+    """Raises CheckpointError if it is not the file of that identity any more."""
+    with _opened(file, identity) as opened:
         try:
             return MappedFile(opened.fileno())
         except ValueError as error:  # an empty file cannot be mapped
             raise CheckpointError(f"{file} is empty: it was cut short after it was opened") from error
 
 
-def _pread(file: Path, spec: TensorSpec) -> np.ndarray:
-    array = np.empty(spec.shape, spec.dtype)
-    left, offset = array.reshape(-1).view(np.uint8).data, spec.offset
-    with _opened(file) as opened:
-        while left:
-            count = os.preadv(opened.fileno(), [left], offset)
-            if count == 0:
-                raise cut_short(spec)
-            left, offset = left[count:], offset + count
-    return array
-
-
 @contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
+def _opened(file: Path, identity: Identity | None = None) -> Iterator[BinaryIO]:
     try:
-        with file.open("rb", buffering=0) as opened:
+        with open_regular(file) as opened:
+            if identity is not None:
+                identity.check(file, os.fstat(opened.fileno()))
             yield opened
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _header_hash(content: mmap.mmap) -> str:
+    return xxhash.xxh3_128_hexdigest(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
 
 def cut_short(spec: TensorSpec) -> CheckpointError:
@@ -139,20 +153,22 @@ def cut_short(spec: TensorSpec) -> CheckpointError:
 
 
 def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
-    with _opened(file):  # of one that may not be read, the library says that it is not there
-        pass
-    try:
-        # The library checks header, offsets and sizes. It does not tell the offsets, so the header is read again
-        # (format: 8 bytes of length, header, data).
-        with safe_open(file, framework="numpy"):
-            pass
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header, nbytes = opened.read(length), os.fstat(opened.fileno()).st_size
-    except (SafetensorError, OSError) as error:
-        if wrong := _wrong_metadata(file):
-            raise CheckpointError(wrong) from error
-        raise CheckpointError(f"{file} is not a whole safetensors file: {_reason(error)}; download it again") from error
+    with _opened(file) as opened:
+        identity = Identity.of(os.fstat(opened.fileno()))
+        try:
+            # The library checks header, offsets and sizes. It does not tell the offsets, so the header is read again
+            # (format: 8 bytes of length, header, data), from the file that was opened first.
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            if wrong := _wrong_metadata(file):
+                raise CheckpointError(wrong) from error
+            raise CheckpointError(
+                f"{file} is not a whole safetensors file: {_reason(error)}; download it again"
+            ) from error
+        identity.check(file, os.stat(file), "looked at")
+        length = int.from_bytes(os.pread(opened.fileno(), 8, 0), "little")
+        header = os.pread(opened.fileno(), length, 8)
     try:
         entries = from_json(header)  # pydantic's parser takes two thirds of json's time
         # What the library does not look for is a name that stands there twice, spelled the same or with escapes.
@@ -175,7 +191,7 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
         ) from None
     except TypeError:  # the library reads some spellings of an entry that no writer uses, such as a list
         raise CheckpointError(f"{file} has a header that says in no known form what it holds: save it again") from None
-    return SourceFile(file, nbytes, xxhash.xxh3_128_hexdigest(header)), specs
+    return SourceFile(file, identity.nbytes, xxhash.xxh3_128_hexdigest(header), identity), specs
 
 
 def _wrong_metadata(file: Path) -> str | None:
