@@ -194,3 +194,16 @@ def test_the_plugin_page_names_every_check_and_every_method_of_all_stages():
     page = (DOCS / "write-a-plugin.md").read_text()
     assert [name for name in testing.__all__ if name != "dequantised" and f"`{name}" not in page] == []
     assert [n for n, m in vars(Stage).items() if inspect.isfunction(m) and n[0] != "_" and f"`{n}(" not in page] == []
+
+
+TESTS = Path(__file__).parent
+
+
+def test_the_tests_that_reliability_names_are_there():
+    page = (TESTS.parent / "docs/reliability.md").read_text()
+    named = re.findall(r"`((?:\w+/)?test_\w+\.py)(?:::…?(\w+))?", page)
+    assert len(named) > 30
+    for file, function in named:
+        path = TESTS / (file if "/" in file else f"reliability/{file}")
+        assert path.is_file(), file
+        assert f"{function}" in path.read_text(), f"{file}::{function}"

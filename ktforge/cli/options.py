@@ -8,6 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -152,7 +153,7 @@ def log(*, verbose: bool = False, quiet: bool = False, log_file: Path | None = N
     logger.setLevel(shown)
     if log_file is not None:
         try:
-            kept = logging.FileHandler(log_file, encoding="utf-8")
+            kept = _LogFile(log_file, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"the log file {log_file} cannot be written: {error.strerror}") from error
         kept.setFormatter(_Line("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -164,6 +165,20 @@ def log(*, verbose: bool = False, quiet: bool = False, log_file: Path | None = N
 def is_quiet() -> bool:
     """Whether ``--quiet`` was given."""
     return any(isinstance(handler, _Sentences) and handler.level > logging.WARNING for handler in logger.handlers)
+
+
+class _LogFile(logging.FileHandler):
+    """Gives up, with a warning, where the file cannot be written any more, such as on a full disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        logger.removeHandler(self)
+        with suppress(OSError):  # what it could not write before
+            self.close()
+        logger.warning("the log file %s ends here, as it cannot be written: %s", self.baseFilename, error.strerror)
 
 
 class _Line(logging.Formatter):

@@ -40,7 +40,7 @@ def is_finished(plan: Plan, documents: Mapping[str, bytes] | None = None) -> boo
             and _holds_files(plan, folder)
             and _changed(_inputs(plan)) <= (folder / MANIFEST).stat().st_mtime_ns
         )
-    except (CheckpointError, OSError):
+    except (CheckpointError, OSError, ValueError):  # what a manifest says of paths may be none
         return False
 
 
@@ -51,7 +51,7 @@ def _is_in_work(folder: Path) -> bool:
 def _said(manifest: dict[str, Any]) -> dict[str, Any]:
     """A manifest with its folders as places on this machine, however they were written."""
     for stage in ("loader", "writer"):
-        named = manifest["pipeline"][stage] if isinstance(manifest.get("pipeline"), dict) else {}
+        named = pipeline.get(stage) if isinstance(pipeline := manifest.get("pipeline"), dict) else None
         if isinstance(named, dict) and isinstance(named.get("path"), str):
             named["path"] = str(Path(named["path"]).resolve())
     return manifest

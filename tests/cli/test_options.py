@@ -135,6 +135,14 @@ def test_a_log_file_has_all_with_times(source, out, tmp_path):
     assert done.returncode == 1 and "cannot be written: No such file or directory" in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_log_file_that_cannot_be_written_is_one_warning(source, out):
+    done = ktforge("convert", "-i", source, "-o", out, "--log-file", "/dev/full")
+    assert done.returncode == 0 and (out / "config.json").is_file()
+    assert said(done) == ["warning: the log file /dev/full ends here, as it cannot be written: No space left on device"]
+    assert "Traceback" not in done.stderr
+
+
 def test_init_writes_a_file_that_can_be_planned(source, tmp_path):
     printed = ktforge("init", source).stdout
     file = tmp_path / "p.yaml"

@@ -75,6 +75,8 @@ def flip(path):
         lambda m, out: (out / "ktforge_manifest.json").unlink(),
         lambda m, out: (out / "ktforge_manifest.json").write_text("[]"),
         lambda m, out: (out / "ktforge_manifest.json").write_text('{"pipeline": 3}'),
+        lambda m, out: (out / "ktforge_manifest.json").write_text('{"pipeline": {}}'),
+        lambda m, out: (out / "ktforge_manifest.json").write_text('{"pipeline": {"loader": {"path": "\\u0000"}}}'),
         lambda m, out: (out / "UNFINISHED.safetensors").write_bytes(b""),
     ],
 )  # fmt: skip
