@@ -71,7 +71,7 @@ SAID_OF_HEADERS = {
     "backwards": NOT_WHOLE + "invalid offset for tensor `a`",
     "out of the file": NOT_WHOLE + "incomplete metadata, file not fully covered",
     "far out of the file": NOT_WHOLE + "overflow",
-    "overlap": NOT_WHOLE + "invalid offset for tensor `b`",
+    "overlap": NOT_WHOLE + "invalid offset for tensor `",  # either of the two
     "hole": NOT_WHOLE + "invalid offset for tensor `a`",
     "trailing bytes": NOT_WHOLE + "incomplete metadata, file not fully covered",
     "shape and bytes differ": NOT_WHOLE + "invalid shape, data type, or offset",
@@ -111,6 +111,6 @@ SAID_OF_CONFIGS = {
     "digits": NO_JSON + "Exceeds the limit (4300 digits)",
     "not UTF-8": NO_JSON,
     "twice": NO_JSON + "a key stands there twice",
-    "NaN": NO_JSON + "NaN is no JSON number",
+    "NaN": "config.json: hidden_size is nan; it must be a whole number",
     "empty": NO_JSON + "Expecting value",
 }

@@ -53,6 +53,17 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """The list of commands, each with its whole summary on as many lines as it takes."""
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            if type(error).__name__ == "NoSuchOption":
+                word = vars(error)["option_name"]
+                near = nearest(word, [name for p in self.params for name in p.opts])
+                more = near or "; options of a command go after it"
+                raise UsageError(f"there is no option {word} before the command{more}", ctx) from None
+            raise
+
     def format_commands(self, ctx: typer.Context, formatter: typer.core._click.HelpFormatter) -> None:  # type: ignore[override]
         with formatter.section("Commands"):
             formatter.write_dl([(name, _summary(command.help or "")) for name, command in self.commands.items()])

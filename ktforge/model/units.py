@@ -186,7 +186,11 @@ def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
         problems.add(f"layer {layer}: config.json announces {model.experts} experts here, the checkpoint has none")
     for layer in sorted(present):
         if layer not in model.moe_layers:
-            problems.add(f"layer {layer}: config.json calls this layer dense, but the checkpoint has experts for it")
+            problems.add(
+                f"layer {layer}: config.json calls this layer dense, but the checkpoint has experts for it: get "
+                "both from one place, or correct the field that lists dense layers, such as first_k_dense_replace or "
+                "mlp_only_layers"
+            )
         gaps = sorted(set(range(model.experts)) - present[layer])
         beyond = sorted(present[layer] - set(range(model.experts)))
         if gaps:

@@ -105,7 +105,7 @@ def _parse(text: str, source: str) -> Any:
         line = f":{mark.line + 1}" if mark else ""
         problem = (error.problem or "not YAML").splitlines()[0]
         if begun:
-            problem = f"a bracket {{ or [ that begins here is not closed, or a comma is missing in it ({problem})"
+            problem = "a bracket { or [ that begins here is not closed, or a comma is missing in it"
         raise ConfigError(f"{source}{line}: {problem}") from error
     except (YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{source}: not YAML: {str(error).splitlines()[0][:200]}") from error
@@ -134,7 +134,7 @@ def _set(data: dict[str, Any], change: str) -> None:
         elif isinstance(target, dict) and isinstance(target.get(parent), dict | list):
             target = target[parent]
         elif target is data and parent in _KEYS and parent not in data:
-            target = data[parent] = CommentedMap()
+            target = data[parent] = CommentedSeq() if parent == "preprocess" else CommentedMap()
         else:
             raise ConfigError(f"--set {change}: {_no_such(parent, target, target is data)}")
     if not isinstance(target, dict):

@@ -45,6 +45,8 @@ CONVERT = ["convert", "--input-path", "x", "--output", "y", "--quant-method", "i
         (["convert", "--output=x", "--quant-method", "int4"], "Error: --input-path is missing"),
         (["inspect"], "Error: DIR is missing"),
         (["moe-to-bf16", "--imput-path", "x"], "there is no option --imput-path (did you mean --input-path?)"),
+        (["--verison"], "Error: there is no option --verison before the command (did you mean --version?)"),
+        (["-q", "isa"], "Error: there is no option -q before the command; options of a command go after it"),
         (["moe-to-bf17"], "Did you mean 'moe-to-bf16'?"),
         (["inspect", "Qwen/Qwen3-30B-A3B"], "error: Qwen/Qwen3-30B-A3B does not exist; of a model on the Hugging Face "
          "Hub, `hf download Qwen/Qwen3-30B-A3B --local-dir Qwen3-30B-A3B` makes a folder to give"),

@@ -122,7 +122,8 @@ def test_gaps_are_named():
         drop=["layers.1.mlp.experts."]
     )
     assert "layer 0: has expert 3, but config.json announces only 3" in problems(num_experts=3)
-    assert "layer 1: config.json calls this layer dense" in problems(mlp_only_layers=[1])
+    dense = problems(mlp_only_layers=[1])
+    assert "layer 1: config.json calls this layer dense" in dense and "correct the field that lists dense" in dense
 
 
 def test_layers_beyond_the_model_are_extra_and_whole():
