@@ -74,7 +74,7 @@ def test_summaries_are_not_cut(tmp_path):
 def test_what_the_system_refuses_is_no_plugins_fault(tmp_path, monkeypatch, place):
     """As root may read everything, the system's refusal is made up."""
     folder = checkpoints.write(tmp_path / "m", checkpoints.tensors(), checkpoints.config())
-    refused, real = (folder / place).resolve(), Path.open
+    refused, real, by_system = (folder / place).resolve(), Path.open, os.open
 
     def opened(self, *arguments, **options):
         if self.resolve() == refused:
@@ -86,7 +86,13 @@ def test_what_the_system_refuses_is_no_plugins_fault(tmp_path, monkeypatch, plac
             raise PermissionError(13, "Permission denied", str(self))
         return iter([])
 
+    def opened_by_system(path, *arguments, **options):
+        if Path(path).resolve() == refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return by_system(path, *arguments, **options)
+
     monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(os, "open", opened_by_system)
     if place == ".":
         monkeypatch.setattr(Path, "iterdir", listed)
     with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
