@@ -306,9 +306,10 @@ class Plan:
 
     @property
     def serving(self) -> str | None:
-        """The command line that serves the output, if the layout names one; None for a plan with refusals."""
+        """The command line that serves the output, if the layout names one; None for a plan with refusals, and where
+        the layout does not say that it is read as this writer leaves it."""
         layout, folder = self.pipeline.layout, self.pipeline.writer.folder()
-        if layout is None or folder is None or self.problems:
+        if layout is None or folder is None or self.problems or self.pipeline.writer.name not in layout.served_from:
             return None
         source, threads = self.pipeline.loader.folder(), self.pipeline.runtime.cpuinfer_threads
         with blame(layout, "how the output is served"):

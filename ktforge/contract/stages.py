@@ -252,6 +252,8 @@ class Layout(Stage):
     stage: ClassVar[str] = "layout"
     #: Whether readers of its outputs take a negative scale.
     signed_scales: ClassVar[bool] = False
+    #: Names of writers whose folders the readers of its outputs take; :meth:`serving` goes for these.
+    served_from: ClassVar[tuple[str, ...]] = ("safetensors",)
 
     def demand(self, unit: UnitSpec) -> Demand:
         """How the quantizer shall cut the unit up; by default each projection is one part."""

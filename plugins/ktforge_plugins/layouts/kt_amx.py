@@ -59,6 +59,7 @@ class KtAmx(Layout):
     """
 
     name: ClassVar[str] = "kt-amx"
+    served_from: ClassVar[tuple[str, ...]] = ("safetensors", "kt-folder")
     experts_only: ClassVar[bool] = True
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
