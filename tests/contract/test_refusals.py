@@ -143,10 +143,11 @@ class RawWriter(SafetensorsWriter):
 
 
 def test_an_output_is_served_as_its_layouts_readers_take_it(source, out):
+    loader = SafetensorsLoader(path=source)
+
     def serving(writer):
-        return Pipeline(
-            loader=SafetensorsLoader(path=source), quantize=Int4(group_size=32), layout=CompressedTensors(), writer=writer
-        ).plan().serving  # fmt: skip
+        stages = {"quantize": Int4(group_size=32), "layout": CompressedTensors(), "writer": writer}
+        return Pipeline(loader=loader, **stages).plan().serving
 
     assert str(out) in serving(SafetensorsWriter(path=out))
     assert serving(RawWriter(path=out)) is None
