@@ -79,7 +79,7 @@ SAID_OF_HEADERS = {
     "negative size": NOT_WHOLE + "invalid JSON in header: invalid value: integer `-2`",
     "size is text": NOT_WHOLE + "invalid JSON in header: invalid type: string",
     "unknown dtype": NOT_WHOLE + "invalid JSON in header: unknown variant `F7`",
-    "dtype of half a byte": "a has the dtype F4, which ktforge does not read",
+    "dtype of half a byte": "a has the dtype F4, which is no number format of weights",
     "no dtype": NOT_WHOLE + "invalid JSON in header: missing field `dtype`",
     "entry is a list": "has a header that says in no known form what it holds",
     "dtype is an object": "has a header that says in no known form what it holds",

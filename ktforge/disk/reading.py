@@ -81,13 +81,12 @@ def read_json(path: Path, limit: int = JSON_LIMIT, *, any_number: bool = False) 
     """A JSON object from a file of at most ``limit`` bytes, or CheckpointError. ``any_number``: NaN and Infinity go, as
     Python's json writes them."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CheckpointError(f"{path} is not a file")
-        if path.stat().st_size > limit:
-            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
-        if pointer := pointer_problem(path):
-            raise CheckpointError(pointer)
-        value = parse_json(path.read_bytes(), any_number=any_number)
+        with open_regular(path) as opened:
+            if (size := os.fstat(opened.fileno()).st_size) > limit:
+                raise CheckpointError(f"{path} has {size:,} bytes: too many to be what its name says")
+            if pointer := pointer_problem(path):
+                raise CheckpointError(pointer)
+            value = parse_json(opened.read(), any_number=any_number)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: download it again, or give the folder that holds it") from None
     except OSError as error:

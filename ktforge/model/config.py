@@ -78,7 +78,8 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
     def number(names: tuple[str, ...], required: bool, agree: bool = False, limit: int = LIMIT) -> int:
         found = {n: fields[n] for n in names if fields.get(n) is not None}
         for name, value in found.items():
-            if names == EXPERT_SIZE and isinstance(value, list):  # ERNIE 4.5 VL: those for text, those for pictures
+            sizes = isinstance(value, list) and len(set(map(str, value))) > 1
+            if names == EXPERT_SIZE and sizes:  # ERNIE 4.5 VL: those for text, those for pictures
                 problems.append(
                     f"config.json: {name} is {_short(value)}: a model with experts of more than one size cannot be "
                     "converted"
