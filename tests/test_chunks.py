@@ -26,7 +26,7 @@ import ktforge
 from ktforge import CheckpointError, OutputError, TensorSpec
 from ktforge.checkpoint import loader as checkpoint_loader
 from ktforge.contract.tensors import F32, Part, QuantPart, QuantSpec, UnitSpec
-from ktforge.disk import writing
+from ktforge.disk import reading, writing
 from ktforge.disk.marks import JOURNAL, MANIFEST, PARTIAL
 from ktforge.measure import codes, weights
 from ktforge.output import hashing, sink
@@ -36,6 +36,7 @@ from ktforge.readback import loader as readback
 #: Every constant that says how much is worked on at a time: its module, its name, and a small value.
 CHUNKS = {
     "ktforge/checkpoint/loader.py COMPARED": (checkpoint_loader, 7),
+    "ktforge/disk/reading.py CHUNK": (reading, 7),
     "ktforge/disk/writing.py CHUNK": (writing, 7),
     "ktforge/measure/codes.py BAND": (codes, 5),  # tried in tests/measure, as the next one is
     "ktforge/measure/weights.py BAND": (weights, 16),
@@ -250,7 +251,8 @@ def test_a_file_is_hashed_to_its_end(tmp_path, small, size):
     small("CHUNK")
     content = bytes(range(size))
     (tmp_path / "file").write_bytes(content)
-    assert hashing.content_hash(tmp_path / "file") == xxhash.xxh3_128_hexdigest(content)
+    with (tmp_path / "file").open("rb") as opened:
+        assert reading.content_hash(opened) == xxhash.xxh3_128_hexdigest(content)
     found = xxhash.xxh3_128()
     with (tmp_path / "file").open("rb") as opened:
         hashing.add_range(found, opened.fileno(), 1, max(0, size - 2))

@@ -27,7 +27,7 @@ from ktforge.readback.packed import Packed, find_packed
 #: An output folder for pipelines that are asked and never run.
 _NOWHERE = Path("out")
 #: Characters of a remark that are shown.
-REMARK = 1000
+REMARK_LIMIT = 1000
 TO_BF16, DEQUANTIZE = "moe-to-bf16", "dequantize"
 
 
@@ -96,7 +96,7 @@ class Look:
                     remarks = stage.remarks(self.loader, self.source.model, self.units.experts)
                     remarks = [remarks] if isinstance(remarks, str) else list(remarks)
                 for remark in remarks:
-                    yield expected(stage, remark, str, "a remark")[:REMARK]
+                    yield expected(stage, remark, str, "a remark")[:REMARK_LIMIT]
 
     def formats(self) -> Iterator[str]:
         """Names of the preprocessors for any model, without options, that make something else of this one."""
