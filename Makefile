@@ -23,7 +23,7 @@ test-runtime: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps kt-kernel==0.7.2 -r requirements/runtime.txt
 	$(BIN)/python -m pytest -m runtime
 
-# Every MoE family of the installed transformers, which docs/sources.md has a table of; ten minutes.
+# Every MoE family of the installed transformers, which docs/sources.md has a table of; two minutes on two cores.
 test-families: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) -m families
 
