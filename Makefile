@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]') native/build.py
 WORKERS ?= 2
 
-.PHONY: demo test lint docs test-runtime clean
+.PHONY: demo test lint docs test-runtime test-families clean
 
 demo: $(VENV)/.ktforge
 	$(BIN)/python demo/demo.py
@@ -23,15 +23,24 @@ test-runtime: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps kt-kernel==0.7.2 -r requirements/runtime.txt
 	$(BIN)/python -m pytest -m runtime
 
-docs: $(VENV)/.docs docs/assets/mermaid.min.js
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+# Every MoE family of the installed transformers, which docs/sources.md has a table of; ten minutes.
+test-families: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS) -m families
+
+# Not --quiet, which would keep --strict from counting the warnings.
+docs: $(VENV)/.docs docs/assets/mermaid.min.js docs/assets/iframe-worker.js
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "the documentation begins at site/index.html"
 
-# Drawings need this script. Without npm the pages take it from the network when they are looked at.
-docs/assets/mermaid.min.js:
-	-if command -v npm >/dev/null; then mkdir -p docs/assets $(VENV)/npm && \
-	npm pack --silent --pack-destination $(VENV)/npm mermaid@11.16.0 && \
-	tar -xzf $(VENV)/npm/mermaid-11.16.0.tgz -C docs/assets --strip-components 2 package/dist/mermaid.min.js; fi
+# Scripts for drawings, and for search in pages from a folder. Without npm the pages take them from the network when
+# they are looked at.
+docs/assets/mermaid.min.js: ; $(call from-npm,mermaid,11.16.0,dist/mermaid.min.js)
+docs/assets/iframe-worker.js: ; $(call from-npm,iframe-worker,1.0.4,shim/index.js)
+define from-npm
+	-@if command -v npm >/dev/null; then mkdir -p docs/assets $(VENV)/npm && \
+	npm pack --silent --pack-destination $(VENV)/npm $(1)@$(2) >/dev/null && \
+	tar -xzOf $(VENV)/npm/$(1)-$(2).tgz package/$(3) >$(VENV)/npm/script && mv $(VENV)/npm/script $@; fi
+endef
 
 # What these run, they run in the environment.
 RUN := $(abspath $(BIN))/python

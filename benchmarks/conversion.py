@@ -109,7 +109,7 @@ def two_workers(rounds: int) -> list[Row]:
     return rows
 
 
-def memory(tmp: Path, sizes: tuple[int, int]) -> tuple[list[Row], dict[float, float]]:
+def memory(tmp: Path, sizes: tuple[int, int]) -> list[Row]:
     """Peak resident memory in MB by the checkpoint's size in GB; mapped pages of files count."""
     peaks = {}
     for size in sizes:
@@ -125,7 +125,7 @@ def memory(tmp: Path, sizes: tuple[int, int]) -> tuple[list[Row], dict[float, fl
         for size, peak in peaks.items()
     ]
     rows.append(ratio_row("peak memory, large checkpoint", large / small, 1.1, "the small one's", at_most=True))
-    return rows, peaks
+    return rows
 
 
 def _convert(source: Path, target: Path, method: str) -> list[str]:

@@ -23,8 +23,8 @@ WEIGHTS = N * K * COUNT
 GGML = {"Q4_0": (2, 18), "Q8_0": (8, 34)}  # its number of the type, bytes per block of 32
 
 
-def run(rounds: int) -> tuple[list[Row], dict[str, float]]:
-    """The rows, and GB of bf16 input (or of its like) a second by case, for the chart."""
+def run(rounds: int) -> list[Row]:
+    """GB of bf16 input (or of its like) a second by case, and ratios."""
     cases = _cases()
     seconds = best(cases, rounds, time.thread_time)
     speed = {name: 2 * WEIGHTS / s / 1e9 for name, s in seconds.items()}
@@ -37,7 +37,7 @@ def run(rounds: int) -> tuple[list[Row], dict[str, float]]:
         rows.append(ratio_row(f"bf16 → kt-amx {method}", ours / speed["memcpy"], over_memcpy, "memcpy"))
     ratio = speed["fp8 → kt-amx int4"] / speed["bf16 → kt-amx int4"]
     rows.append(ratio_row("fp8 block → kt-amx int4", ratio, 0.6, "bf16 → kt-amx int4, per weight"))
-    return rows, speed
+    return rows
 
 
 def _cases() -> dict[str, Callable[[], None]]:

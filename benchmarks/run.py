@@ -1,4 +1,4 @@
-"""Runs all benchmarks, prints the table, and writes results.md and the chart of docs/performance.md."""
+"""Runs all benchmarks, prints the table, and writes results.md and the documentation's charts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import charts
 import conversion
 import kernels
 import startup
 from rounds import Row
 
 from ktforge import native
-
-HERE = Path(__file__).parent
-CHART = HERE.parent / "docs" / "performance.png"
 
 
 def main() -> None:
@@ -30,16 +28,15 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as of an installed package, whose modules are compiled
     with tempfile.TemporaryDirectory(prefix="ktforge-bench-", dir=options.tmp) as name:
         tmp = Path(name)
-        rows, speed = kernels.run(2 * options.rounds)
+        rows = kernels.run(2 * options.rounds)
         rows += conversion.two_workers(2 * options.rounds)
         rows += startup.run(tmp, 2 * options.rounds)
         rows += conversion.against_cp(tmp, int(options.gigabytes * 1e9), options.rounds)
-        memory_rows, peaks = conversion.memory(tmp, tuple(int(g * 1e9) for g in options.memory_gigabytes))
-        rows += memory_rows
+        rows += conversion.memory(tmp, tuple(int(g * 1e9) for g in options.memory_gigabytes))
     text = _table(rows)
     print(text)
-    (HERE / "results.md").write_text(text)
-    _chart(speed, peaks)
+    charts.RESULTS.write_text(text)
+    charts.draw()
 
 
 def _table(rows: list[Row]) -> str:
@@ -69,35 +66,6 @@ def _cpu() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _chart(speed: dict[str, float], peaks: dict[float, float]) -> None:
-    """Throughput beside the peers', and memory over size. Left out where matplotlib is not installed."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        print(f"no chart: {CHART} needs matplotlib")
-        return
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2), layout="constrained")
-    names = sorted(speed, key=speed.__getitem__)
-    colours = ["#2b6cb0" if "kt-amx" in name else "#a0aec0" for name in names]
-    left.barh(names, [speed[name] for name in names], color=colours)
-    left.bar_label(left.containers[0], fmt="%.2f", padding=3)
-    left.set(xlabel="GB of bf16 weights a second, one thread", title="Kernels", xlim=(0, 1.15 * max(speed.values())))
-    right.plot(list(peaks), list(peaks.values()), "o-", color="#2b6cb0", label="peak resident memory")
-    right.plot([0, max(peaks)], [0, 1000 * max(peaks)], ":", color="#a0aec0", label="the whole checkpoint")
-    right.set(
-        xlabel="size of the checkpoint (GB)",
-        ylabel="MB",
-        title="Memory of a conversion",
-        ylim=(0, 1000),
-        xlim=(0, None),
-    )
-    right.legend()
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    CHART.parent.mkdir(exist_ok=True)
-    figure.savefig(CHART, dpi=120)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import Any
+from typing import Any, Union, get_args, get_type_hints
 
 import ktforge_plugins
+from in_words import in_words, limits
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 import ktforge
@@ -28,7 +28,6 @@ from ktforge.contract.plan import STAGES, Runtime
 from ktforge.contract.registry import Entry
 from ktforge.contract.stages import Stage
 
-MERMAID = "assets/mermaid.min.js"
 #: What plugins may import of ktforge, beside ``ktforge`` itself and the kit.
 PACKAGES = ("contract", "native", "checkpoint", "model", "disk", "text")
 #: How the docstring of a module says that it is there for the others.
@@ -43,13 +42,8 @@ def commands() -> str:
         shown = [p for p in command.params if "--help" not in p.opts]
         usage = ["ktforge", name, *(p.metavar for p in shown if p.param_type_name == "argument"), "[OPTIONS]"]
         lines += [f"## ktforge {name}", "", command.help, "", "```sh", " ".join(usage), "```", ""]
-        rows = []
-        for parameter in shown:
-            option, text = parameter.get_help_record(context)
-            if parameter.param_type_name == "argument":
-                option = parameter.metavar
-            rows.append((_code(option), _cell(text)))
-        lines += _table(("", "what it does"), rows) if rows else []
+        rows = [_option(parameter, context) for parameter in shown]
+        lines += _table(("option", "what it does"), rows)
     return "\n".join(lines)
 
 
@@ -87,8 +81,10 @@ def contract() -> str:
     for name in ktforge.__all__:
         cls = getattr(ktforge, name)
         if getattr(cls, "__module__", "") == "ktforge.contract.tensors" and inspect.isclass(cls):
-            fields = [f"{field}: {kind}" for field, kind in cls.__annotations__.items()]
-            lines += [f"### {name}", "", "```python", *fields, "```", "", prose(inspect.getdoc(cls) or ""), ""]
+            lines += [f"### {name}", "", prose(inspect.getdoc(cls) or ""), ""]
+            kinds = get_type_hints(cls, include_extras=True)
+            fields = [(f"`{field}`", in_words(kinds[field])) for field in cls.__annotations__]
+            lines += _table(("field", "what it is"), fields) if fields else []
     lines += ["## The test kit", "", prose(inspect.getdoc(testing) or ""), ""]
     for name, thing in vars(testing).items():
         if name in testing.__all__:
@@ -181,6 +177,19 @@ PAGES = {
 }
 
 
+def _option(parameter: Any, context: Any) -> tuple[str, str]:
+    """How a parameter is typed, and what it does: the line of ``--help`` without the notation of its parser."""
+    option, text = parameter.get_help_record(context)
+    if parameter.param_type_name == "argument":
+        option = parameter.metavar
+    option, choices = re.sub(r" <[\w ]+>$", " N", option), re.search(r" <(.*)>$", option)
+    if choices and "|" in choices[1]:
+        option = option.replace(choices[0], " WORD")
+        text = f"{text}  [one of {', '.join(map(_code, choices[1].split('|')))}]"
+    text = re.sub(r"\[x>=(\d+)\]", r"[at least \1]", text)
+    return _code(option), _cell(re.sub(r" {2}\[(\w)([^\]]*)\]", lambda note: f" {note[1].upper()}{note[2]}.", text))
+
+
 def _stage(entry: Entry) -> list[str]:
     lines = [f"### {entry.cls.name}", "", prose(inspect.getdoc(entry.cls) or ""), ""]
     return [*lines, *_options(entry.cls.model_fields)]
@@ -191,16 +200,23 @@ def _options(fields: dict[str, FieldInfo]) -> list[str]:
         return ["No options.", ""]
     rows = []
     for name, field in fields.items():
-        default = "" if field.default is PydanticUndefined else _code(field.default)
-        required = "required" if field.is_required() else default
-        rows.append((f"`{name}`", _type(field.annotation), required, _cell(field.description or "see above")))
-    return _table(("option", "type", "default", "what it does"), rows)
+        required = "required" if field.is_required() else _default(field.default)
+        rows.append((f"`{name}`", _kind(field), required, _cell(field.description or "see above")))
+    return _table(("option", "value", "default", "what it does"), rows)
 
 
-def _type(annotation: Any) -> str:
-    if getattr(annotation, "__args__", None) and "Literal" in str(annotation):
-        return ", ".join(map(_code, annotation.__args__))
-    return _code(annotation.__name__ if inspect.isclass(annotation) else annotation)
+def _kind(field: FieldInfo) -> str:
+    """What an option may be, in words; one that may be left out need not say so, since it has a default."""
+    kinds = get_args(field.annotation) if type(None) in get_args(field.annotation) else (field.annotation,)
+    kind = in_words(Union[tuple(kind for kind in kinds if kind is not type(None))])  # noqa: UP007
+    return "".join([kind, *limits(field.metadata)])
+
+
+def _default(value: Any) -> str:
+    """As a pipeline file would spell it."""
+    if value is None or value == ():
+        return "–"
+    return _code(str(value).lower() if isinstance(value, bool) else value)
 
 
 def _methods(cls: type, heading: str) -> list[str]:
@@ -212,11 +228,16 @@ def _methods(cls: type, heading: str) -> list[str]:
 
 
 def _function(name: str, function: Any, heading: str) -> list[str]:
-    signature = re.sub(r"'([^']*)'", r"\1", str(inspect.signature(function)))
+    signature, kinds = inspect.signature(function), get_type_hints(function, include_extras=True)
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
+    takes = [f"`{p.name}`: {in_words(kinds[p.name])}" for p in bare]
+    gives = [f"Gives {in_words(kinds['return'])}"] if kinds["return"] is not type(None) else []
     abstract = " *Must be written.*" if getattr(function, "__isabstractmethod__", False) else ""
+    call = signature.replace(parameters=bare, return_annotation=signature.empty)
     return [
-        f"{heading} {name}", "", "```python", f"{name}{signature}", "```", "",
+        f"{heading} {name}", "", "```python", f"{name}{call}", "```", "",
         f"{prose(inspect.getdoc(function) or '')}{abstract}", "",
+        *(f"{'. '.join([*takes, *gives])}.", "") * bool(takes or gives),
     ]  # fmt: skip
 
 
@@ -237,13 +258,6 @@ def _cell(text: str) -> str:
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     head = list(head)
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]
-
-
-def on_config(config: Any) -> Any:
-    """Without this file of mermaid's, mkdocs-material takes it from the network when a page is looked at."""
-    if (Path(config.docs_dir) / MERMAID).exists():
-        config.extra_javascript.append(MERMAID)
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ktforge.contract.tensors import (
         Demand,
         FileSpec,
+        FusedWeight,
         PackedSpec,
         PackedUnit,
         Part,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         UnitSpec,
     )
     from ktforge.errors import (
+        AlreadyDone,
         CheckpointError,
         ConfigError,
         KtforgeError,
@@ -46,12 +48,14 @@ if TYPE_CHECKING:
     from ktforge.pipeline.pipeline import Pipeline
 
 _HOMES = {
+    "AlreadyDone": "errors",
     "CheckpointError": "errors",
     "CheckpointFolder": "checkpoint.folder",
     "ConfigError": "errors",
     "Demand": "contract.tensors",
     "FileSpec": "contract.tensors",
     "FolderLoader": "checkpoint.loader",
+    "FusedWeight": "contract.tensors",
     "KtforgeError": "errors",
     "Layout": "contract.stages",
     "Loader": "contract.stages",
@@ -90,12 +94,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "AlreadyDone",
     "CheckpointError",
     "CheckpointFolder",
     "ConfigError",
     "Demand",
     "FileSpec",
     "FolderLoader",
+    "FusedWeight",
     "KtforgeError",
     "Layout",
     "Loader",

@@ -7,9 +7,12 @@ from itertools import islice
 
 
 class KtforgeError(Exception):
-    """Anything ktforge refuses or fails at. ``problems`` holds one sentence per thing to mend."""
+    """Anything ktforge refuses or fails at. ``problems`` holds one sentence per thing to mend, one at least: what is
+    refused without a word would be lost without a word. Raises TypeError if there is none."""
 
     def __init__(self, *problems: str) -> None:
+        if not problems or not all(isinstance(problem, str) and problem for problem in problems):
+            raise TypeError(f"{type(self).__name__} needs a sentence that says what is wrong")
         self.problems = problems
         super().__init__("\n".join(problems))
 
@@ -32,6 +35,10 @@ class PlanError(KtforgeError):
 
 class OutputError(KtforgeError):
     """The output folder cannot be written."""
+
+
+class AlreadyDone(OutputError):
+    """The output folder holds exactly what was to be written, finished: there is nothing to do."""
 
 
 class PluginError(KtforgeError):

@@ -56,13 +56,25 @@ def isa_folders(compiler: Sequence[str]) -> set[str]:
     try:
         done = subprocess.run([*compiler, "-E", "-dM", TARGET], capture_output=True, text=True)
     except OSError as error:
-        raise PlatformError(f"ktforge needs GCC or Clang: {compiler[0]}: {error.strerror}") from error
+        raise PlatformError(
+            f"ktforge is compiled with GCC or Clang, and {compiler[0]} cannot be run ({error.strerror}): install one "
+            "(`apt install gcc`, `dnf install gcc`, `xcode-select --install`), or name yours with CC=…"
+        ) from error
     if done.returncode:
         refused = re.search(r'#error "(.*)"', done.stderr)
         raise PlatformError(refused[1] if refused else f"ktforge needs GCC or Clang: {done.stderr.strip()[-500:]}")
     named = re.search(r"^#define KTQ_FOLDERS\b(.*)$", done.stdout, re.MULTILINE)
     assert named, done.stdout
     return {"scalar", *named[1].split()}
+
+
+def check_headers(folders: Sequence[str]) -> None:
+    """Raises PlatformError if none of the folders has Python's own headers."""
+    if not any((Path(folder) / "Python.h").is_file() for folder in folders):
+        raise PlatformError(
+            f"ktforge is compiled with Python's headers, and there is no Python.h in {' or '.join(folders)}: install "
+            "them (`apt install python3-dev`, `dnf install python3-devel`)"
+        )
 
 
 class BuildExt(build_ext):
@@ -72,6 +84,7 @@ class BuildExt(build_ext):
         if self.compiler.compiler_type != "unix":
             raise PlatformError("ktforge is for Linux and macOS, with GCC or Clang: on Windows, use it within WSL")
         others = ISA_FLAGS.keys() - isa_folders(self.compiler.compiler_so)
+        check_headers(self.include_dirs)
         ext.sources = [s for s in ext.sources if Path(s).parent.name not in others]
         compile_one = self.compiler._compile
 

@@ -39,10 +39,10 @@ def pipeline(source, writer):
     )  # fmt: skip
 
 
-def convert(source, out, disk, *, workers=1, save_every=0.0, shard="200KB", **options):
+def convert(source, out, disk, *, workers=1, save_every=0.0, shard="200KB", writer=SafetensorsWriter, **options):
     """Converts to INT4 on ``disk``, noting every tensor at once, and returns the calls that were made to it."""
     with mock.patch.object(writing, "os", disk), mock.patch.object(sink, "SAVE_EVERY", save_every):
-        pipeline(source, SafetensorsWriter(path=out, max_shard_size=shard)).run(workers=workers, **options)
+        pipeline(source, writer(path=out, max_shard_size=shard)).run(workers=workers, **options)
     return disk.calls
 
 

@@ -1,7 +1,7 @@
-"""A disk that fails: stands in for ``os`` in ktforge.files, where every change to a disk is made.
+"""A disk that fails: stands in for ``os`` in ktforge/disk/writing.py, where every change to a disk is made.
 
 It counts the calls that change something. ``action`` decides what becomes of each: it gets the call and may let it
-happen, raise, or end the process. A sync is counted but not carried out, since no test cuts the power.
+happen, raise, or end the process. A sync is counted but not carried out: what it is good for, :class:`Power` knows.
 """
 
 from __future__ import annotations
@@ -116,13 +116,16 @@ def run_in_child(work: Callable[[], Any]) -> int:
 class Power:
     """Knows what a power cut would take away: bytes that are not synced, and names in folders that are not.
 
-    ``cut`` puts zeros in the place of the former and undoes the latter, last change first.
+    ``cut`` puts zeros in the place of the former and undoes the latter, last change first, but for those that ``keeps``
+    chooses: names reach a disk in any order until their folder is synced. It is asked with the place of a change among
+    those that are not synced and with their number. What is lost takes along whatever was done to the same name later,
+    and all within a folder that is lost.
     """
 
-    def __init__(self, attic: Path) -> None:
-        self._attic = attic
+    def __init__(self, attic: Path, keeps: Callable[[int, int], bool] = lambda place, count: False) -> None:
+        self._attic, self._keeps = attic, keeps
         self._bytes: dict[int, tuple[int, list[tuple[int, int]]]] = {}
-        self._names: list[tuple[Path, Callable[[], None]]] = []
+        self._names: list[_Change] = []
         attic.mkdir(exist_ok=True)
 
     def run(self, call: Call) -> Any:
@@ -135,16 +138,17 @@ class Power:
             self._bytes[inode][1].append((offset, len(data)))
         elif call.name == "fsync":
             if call.path.is_dir():
-                self._names = [n for n in self._names if n[0] != call.path]
+                self._names = [n for n in self._names if n.folder != call.path]
             else:
                 kept, _ = self._bytes.pop(os.fstat(call.arguments[0]).st_ino, (None, None))
                 if kept is not None:
                     os.close(kept)
         elif undo := self._undo(call):
-            self._names.append((call.path.parent, undo))
+            paths = {call.path, Path(call.arguments[0])} if call.name == "replace" else {call.path}
+            self._names.append(_Change(call.path.parent, paths, undo))
         return call.really()
 
-    def _undo(self, call: Call) -> Callable[[], None] | None:
+    def _undo(self, call: Call) -> Callable[[], Any] | None:
         path = call.path
         backup = self._attic / str(call.number)
         if call.name in ("replace", "unlink") and path.exists():
@@ -168,7 +172,26 @@ class Power:
         for descriptor, places in self._bytes.values():
             for offset, count in places:
                 os.pwrite(descriptor, bytes(count), offset)
-        for _, undo in reversed(self._names):
+        for change in reversed(self._lost()):
             with suppress(FileNotFoundError):  # the folder around it is gone for good
-                undo()
+                change.undo()
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _lost(self) -> list[_Change]:
+        lost: list[_Change] = []
+        gone: set[Path] = set()
+        for place, change in enumerate(self._names):
+            touched = change.paths | {parent for path in change.paths for parent in path.parents}
+            if touched & gone or not self._keeps(place, len(self._names)):
+                lost.append(change)
+                gone |= change.paths
+        return lost
+
+
+@dataclass
+class _Change:
+    """A change of names in ``folder`` that a power cut may take away; ``paths`` are the names."""
+
+    folder: Path
+    paths: set[Path]
+    undo: Callable[[], Any]

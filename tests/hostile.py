@@ -54,6 +54,45 @@ HEADERS = {
 }
 
 
+#: What is said of each: that is what keeps a header from being refused for another reason than the one it is here for.
+NOT_WHOLE = "is not a whole safetensors file: "
+SAID_OF_HEADERS = {
+    "empty file": NOT_WHOLE + "header too small",
+    "length cut off": NOT_WHOLE + "header too small",
+    "huge length": NOT_WHOLE + "header too large",
+    "length beyond the file": NOT_WHOLE + "invalid header length",
+    "no JSON": NOT_WHOLE + "invalid JSON in header: expected value",
+    "not an object": NOT_WHOLE + "invalid JSON in header: invalid type: sequence",
+    "deep": NOT_WHOLE + "invalid JSON in header: recursion limit",
+    "not UTF-8": NOT_WHOLE + "invalid UTF-8 in header",
+    "twice the same": "has a broken header: a key stands there twice",
+    "twice the same with an escape": "has a broken header: a key stands there twice",
+    "negative offset": NOT_WHOLE + "invalid JSON in header: invalid value: integer `-16`",
+    "backwards": NOT_WHOLE + "invalid offset for tensor `a`",
+    "out of the file": NOT_WHOLE + "incomplete metadata, file not fully covered",
+    "far out of the file": NOT_WHOLE + "overflow",
+    "overlap": NOT_WHOLE + "invalid offset for tensor `",  # either of the two
+    "hole": NOT_WHOLE + "invalid offset for tensor `a`",
+    "trailing bytes": NOT_WHOLE + "incomplete metadata, file not fully covered",
+    "shape and bytes differ": NOT_WHOLE + "invalid shape, data type, or offset",
+    "product overflows": NOT_WHOLE + "overflow",
+    "negative size": NOT_WHOLE + "invalid JSON in header: invalid value: integer `-2`",
+    "size is text": NOT_WHOLE + "invalid JSON in header: invalid type: string",
+    "unknown dtype": NOT_WHOLE + "invalid JSON in header: unknown variant `F7`",
+    "dtype of half a byte": "a has the dtype F4, which is no number format of weights",
+    "no dtype": NOT_WHOLE + "invalid JSON in header: missing field `dtype`",
+    "entry is a list": "has a header that says in no known form what it holds",
+    "dtype is an object": "has a header that says in no known form what it holds",
+    "many dimensions": "a has 1,001 dimensions: the file is broken",
+    "metadata is no object": "has a __metadata__ that the format does not allow",
+    "name with NUL": "'a\\x00b' is no tensor's name",
+    "name with ..": "'../../etc/passwd' is no tensor's name",
+    "absolute name": "'/etc/passwd' is no tensor's name",
+    "name of 10 MB": "a tensor has a name of 10,000,000 characters",
+    "no name": "a tensor has a name of 0 characters",
+}
+
+
 CONFIGS = {
     "100 MB": b'{"a": "%s"}' % (b"x" * 100_000_000),
     "lists": b'{"a": [%s]}' % (b"[]," * 40_000_000),
@@ -63,4 +102,15 @@ CONFIGS = {
     "twice": b'{"hidden_size": 1, "hidden_size": 2}',
     "NaN": b'{"hidden_size": NaN}',
     "empty": b"",
+}
+NO_JSON = "config.json is not JSON: "
+SAID_OF_CONFIGS = {
+    "100 MB": "config.json has 100,000,009 bytes: too many to be what its name says",
+    "lists": "config.json has 120,000,009 bytes: too many to be what its name says",
+    "deep": NO_JSON + "maximum recursion depth exceeded",
+    "digits": NO_JSON + "Exceeds the limit (4300 digits)",
+    "not UTF-8": NO_JSON,
+    "twice": NO_JSON + "a key stands there twice",
+    "NaN": "config.json: hidden_size is nan; it must be a whole number",
+    "empty": NO_JSON + "Expecting value",
 }

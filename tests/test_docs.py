@@ -1,12 +1,13 @@
 """The documentation against the code: nothing is undocumented, no page is unreachable, no command in it is made up."""
 
 import ast
-import importlib.util
 import inspect
+import os
 import re
 import shlex
 from pathlib import Path
 
+import generate
 import pytest
 from ruamel.yaml import YAML
 from typer.main import get_command
@@ -24,15 +25,7 @@ WRITTEN = sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
 COMMANDS = get_command(app).commands
 
 
-def load_generator():
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = load_generator()
-GENERATED = {path: page() for path, page in GENERATOR.PAGES.items()}
+GENERATED = {path: page() for path, page in generate.PAGES.items()}
 BUILTIN = [e for e in Registry.installed().entries() if e.distribution == "ktforge"]
 
 
@@ -61,7 +54,7 @@ def test_every_command_and_option_is_in_the_reference():
 @pytest.mark.parametrize("entry", BUILTIN, ids=lambda e: e.plugin)
 def test_every_stage_and_option_is_explained(entry):
     text = section(section(GENERATED["reference/pipeline.md"], f"## {entry.cls.stage}"), f"### {entry.cls.name}")
-    assert entry.cls.__doc__ and GENERATOR.prose(inspect.getdoc(entry.cls)) in text
+    assert entry.cls.__doc__ and generate.prose(inspect.getdoc(entry.cls)) in text
     for option, field in entry.cls.model_fields.items():
         assert f"| `{option}` |" in text
         assert field.description or f"``{option}``" in entry.cls.__doc__, f"{option} of {entry.cls.name} says nothing"
@@ -90,8 +83,8 @@ def test_every_hook_and_method_is_in_the_reference():
 
 def imported_by_plugins():
     """Module and name of everything that a built-in plugin imports from the packages that are open to plugins."""
-    open_to_plugins = GENERATOR.importable()
-    packages = tuple(f"ktforge.{package}" for package in GENERATOR.PACKAGES)
+    open_to_plugins = generate.importable()
+    packages = tuple(f"ktforge.{package}" for package in generate.PACKAGES)
     for path in sorted((ROOT / "plugins").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (
@@ -115,7 +108,7 @@ def test_every_name_that_a_plugin_imports_is_in_the_reference():
 def test_the_packages_that_are_open_to_plugins_are_those_of_the_house():
     text = (DOCS / "architecture.md").read_text()
     (said,) = re.findall(r"They import (.*?), and nothing from planning upward", text)
-    assert set(re.findall(r"`(\w+)`", said)) == {"ktforge", "testing", *GENERATOR.PACKAGES}
+    assert set(re.findall(r"`(\w+)`", said)) == {"ktforge", "testing", *generate.PACKAGES}
 
 
 def test_every_builtin_stage_is_in_the_readme():
@@ -135,14 +128,28 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted([*WRITTEN, *GENERATED])
 
 
-@pytest.mark.parametrize("document", ["README.md", *(f"docs/{page}" for page in WRITTEN)])
-def test_links_lead_somewhere(document):
-    path = ROOT / document
-    made = {DOCS / page for page in GENERATED}
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
-        if "://" not in target:
-            there = Path(path.parent / target)
-            assert there.exists() or there in made, target
+FOLDERS = ("benchmarks", "docs", "ktforge", "native", "plugins", "requirements", "tests")
+DOCUMENTS = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path):
+    """In the repository as on the site, where a page's links stay among the pages."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for target, anchor in re.findall(r"\]\((?![^)]*://)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        there = Path(os.path.normpath(path.parent / target)) if target else path
+        made = GENERATED.get(there.relative_to(DOCS).as_posix()) if there.is_relative_to(DOCS) else None
+        assert there.exists() or made, target
+        assert there.is_relative_to(DOCS) or not path.is_relative_to(DOCS), f"{target} is not on the site"
+        if anchor:
+            assert anchor in anchors(made or there.read_text()), f"{target}#{anchor}"
+
+
+def anchors(page):
+    """Those of a page's headings that are the same on the site and on GitHub, which keeps one - for each blank."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    slugs = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {slug.replace(" ", "-") for slug in slugs} & {re.sub(r"[-\s]+", "-", slug) for slug in slugs}
 
 
 @pytest.mark.parametrize("page", [page for page in WRITTEN if "```sh" in (DOCS / page).read_text()])
@@ -187,3 +194,16 @@ def test_the_plugin_page_names_every_check_and_every_method_of_all_stages():
     page = (DOCS / "write-a-plugin.md").read_text()
     assert [name for name in testing.__all__ if name != "dequantised" and f"`{name}" not in page] == []
     assert [n for n, m in vars(Stage).items() if inspect.isfunction(m) and n[0] != "_" and f"`{n}(" not in page] == []
+
+
+TESTS = Path(__file__).parent
+
+
+def test_the_tests_that_reliability_names_are_there():
+    page = (TESTS.parent / "docs/reliability.md").read_text()
+    named = re.findall(r"`((?:\w+/)?test_\w+\.py)(?:::…?(\w+))?", page)
+    assert len(named) > 30
+    for file, function in named:
+        path = TESTS / (file if "/" in file else f"reliability/{file}")
+        assert path.is_file(), file
+        assert f"{function}" in path.read_text(), f"{file}::{function}"

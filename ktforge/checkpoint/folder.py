@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from ktforge.checkpoint.downloads import is_mark, sentence, unfinished
 from ktforge.checkpoint.links import check_links
+from ktforge.checkpoint.params import PARAMS, from_params
 from ktforge.checkpoint.shards import is_mtp_file, missing_shards
 from ktforge.contract.identity import Identity
 from ktforge.disk.journal import Journal
@@ -119,10 +120,18 @@ class CheckpointFolder:
         check_links(self.path, paths, follow=self.follow_links)
 
     def config(self) -> dict[str, Any]:
-        """The parsed config.json, with what Model Optimizer says beside it about quantisation."""
+        """The parsed config.json, with what Model Optimizer says beside it about quantisation; where there is none,
+        what Mistral's own params.json says in its place.
+
+        transformers writes Infinity where a limit of Mamba's layers is none.
+        """
         self.check()
-        self._check_links(self.path / CONFIG)
-        config = read_json(self.path / CONFIG, CONFIG_LIMIT)
+        own, params = self.path / CONFIG, self.path / PARAMS
+        file = params if is_file(params) and not own.exists() else own
+        self._check_links(file)
+        config = read_json(file, CONFIG_LIMIT, any_number=True)
+        if file == params:
+            return from_params(config)
         beside = self.path / HF_QUANT_CONFIG
         if "quantization_config" not in config and beside.is_file():
             self._check_links(beside)

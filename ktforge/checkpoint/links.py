@@ -6,9 +6,11 @@ other file goes into the output as it is, so a link in a stranger's repository c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ktforge.disk.reading import open_regular
 from ktforge.errors import CheckpointError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -51,9 +53,9 @@ def _is_blob(target: Path) -> bool:
 def _holds_weights(file: Path) -> bool:
     """Whether a file begins as one of safetensors or as an archive of torch.save."""
     try:
-        with file.open("rb") as opened:
-            begin, size = opened.read(9), file.stat().st_size
-    except OSError:
+        with open_regular(file) as opened:
+            begin, size = opened.read(9), os.fstat(opened.fileno()).st_size
+    except (OSError, CheckpointError):
         return False
     length = int.from_bytes(begin[:8], "little")
     return begin.startswith(b"PK\x03\x04") or (begin[8:] == b"{" and length <= min(size - 8, _HEADER_LIMIT))

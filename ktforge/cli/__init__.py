@@ -22,14 +22,14 @@ from ktforge.cli.commands import (
     run,
     schema,
 )
-from ktforge.cli.options import takes_common_options
+from ktforge.cli.options import log, logger, takes_common_options
 from ktforge.cli.wording import Command, Group
 
 app = typer.Typer(
     cls=Group,
     help="Turns Hugging Face MoE checkpoints into the weight files that CPU inference engines read.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -57,20 +57,19 @@ def main() -> None:
     # A plan is up to two million objects and nothing of it is garbage; to look through it again and again takes longer
     # than to make it.
     gc.set_threshold(2_000_000, 20, 20)
+    log()
     try:
         app()
     except KtforgeError as error:
-        from ktforge.text import printable
-
         for problem in error.problems:
-            print(f"error: {printable(problem)}", file=sys.stderr)
+            logger.error("%s", problem)
         sys.exit(1)
     except BrokenPipeError:  # such as `ktforge plan … | head`
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # such as standard output on a full disk
         what = error.filename or ("the output of this command" if _has_folder() else "the current directory is gone")
-        print(f"error: {what}: {error.strerror}", file=sys.stderr)
+        logger.error("%s: %s", what, error.strerror)
         sys.exit(1)
     except Exception as error:
         _say_unexpected(error)
@@ -88,14 +87,12 @@ def _has_folder() -> bool:
 
 def _say_unexpected(error: Exception) -> None:
     """A fault of ktforge's own in one sentence; ``-v`` shows where it was."""
-    import logging
     import traceback
 
-    logging.getLogger(__name__).debug("a fault of ktforge's own", exc_info=error)
+    logger.debug("a fault of ktforge's own", exc_info=error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{os.path.basename(place.filename)}, line {place.lineno}"
-    print(
-        f"error: ktforge met what it did not expect, {type(error).__name__}: {error} ({where}): please report it, with "
-        "what the same command says with -v",
-        file=sys.stderr,
-    )
+    logger.error(
+        "ktforge met what it did not expect, %s: %s (%s): please report it, with what the same command says with -v",
+        type(error).__name__, error, where,
+    )  # fmt: skip

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ktforge.cli.options import RunOptions
+from ktforge.cli.options import RunOptions, is_quiet
+from ktforge.cli.plans import show
+from ktforge.cli.table import show_json
 from ktforge.contract.hooks import hookimpl
-from ktforge.errors import ConfigError, OutputError
-from ktforge.text import counted, parse_size, size_text
+from ktforge.errors import AlreadyDone, ConfigError, OutputError
+from ktforge.text import counted, parse_size, printable, size_text
 
 if TYPE_CHECKING:
-    from ktforge.contract.plan import Plan
+    from ktforge.contract.plan import Plan, Summary
     from ktforge.contract.registry import Registry
     from ktforge.contract.tensors import UnitSpec
     from ktforge.pipeline.pipeline import Pipeline
@@ -33,8 +35,12 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
     an error, the output can go on.
     """
     limit = memory_bytes(options.memory_limit)
+    if options.dry_run:
+        show(pipeline.plan(registry), as_json=options.as_json, workers=options.workers, memory_limit=limit)
+        return
     progress = Bar() if sys.stderr.isatty() else Lines()
-    registry.add(progress, name="ktforge-progress")
+    if not is_quiet():
+        registry.add(progress, name="ktforge-progress")
     interrupts = _Interrupts()
     before = signal.signal(signal.SIGINT, interrupts)
     try:
@@ -42,6 +48,9 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
             overwrite=options.overwrite, restart=options.restart, verify=options.verify, workers=options.workers,
             memory_limit=limit, registry=registry,
         )  # fmt: skip
+    except AlreadyDone as done:
+        _say_already_done(done, pipeline, as_json=options.as_json)
+        return
     except KeyboardInterrupt:
         before = interrupts  # a second Ctrl-C may come until the process has ended
         progress.stop()
@@ -55,13 +64,43 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
     finally:
         progress.stop()
         signal.signal(signal.SIGINT, before)
+    _say_done(summary, as_json=options.as_json)
+
+
+def _say_done(summary: Summary, *, as_json: bool) -> None:
+    """What was done, and how it is served: a sentence each, or as JSON."""
     plan, seconds = summary.plan, summary.seconds
-    read = summary.source_bytes * plan.stored_bytes / max(1, plan.source_bytes)
-    what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "tensor")
-    print(
-        f"{summary.folder}: {what}, {size_text(plan.stored_bytes)} → "
-        f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(read / seconds))}/s)"
-    )
+    if as_json:
+        show_json(
+            {
+                "folder": str(summary.folder) if summary.folder else None,
+                "already_done": False,
+                "expert_units": plan.expert_units,
+                "units": len(plan.units),
+                "units_worked_on": summary.units,
+                "source_bytes": plan.stored_bytes,
+                "output_bytes": plan.output_bytes,
+                "formats": list(plan.formats),
+                "seconds": round(seconds, 3),
+                "serve": plan.serving,
+            }
+        )
+    elif not is_quiet():
+        read = summary.source_bytes * plan.stored_bytes / max(1, plan.source_bytes)
+        what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "tensor")
+        print(
+            f"{summary.folder}: {what}, {size_text(plan.stored_bytes)} → "
+            f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(read / seconds))}/s)"
+        )
+        if plan.serving:
+            print(f"serve it with: {printable(plan.serving)}")
+
+
+def _say_already_done(done: AlreadyDone, pipeline: Pipeline, *, as_json: bool) -> None:
+    if as_json:
+        show_json({"folder": str(pipeline.writer.folder()), "already_done": True})
+    elif not is_quiet():
+        print(printable(str(done)))
 
 
 def memory_bytes(memory_limit: str | None) -> int | None:

@@ -1,10 +1,17 @@
-"""How commands show what they know: a label and what goes with it, one line each."""
+"""How commands show what they know: a label and what goes with it, one line each, or JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import typer
+
+
+def show_json(data: Any) -> None:
+    """Prints one JSON document."""
+    typer.echo(json.dumps(data, indent=2))
 
 
 def show_rows(rows: Sequence[tuple[str, str]]) -> None:

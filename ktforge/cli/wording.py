@@ -53,6 +53,17 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """The list of commands, each with its whole summary on as many lines as it takes."""
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            if type(error).__name__ == "NoSuchOption":
+                word = vars(error)["option_name"]
+                near = nearest(word, [name for p in self.params for name in p.opts])
+                more = near or "; options of a command go after it"
+                raise UsageError(f"there is no option {word} before the command{more}", ctx) from None
+            raise
+
     def format_commands(self, ctx: typer.Context, formatter: typer.core._click.HelpFormatter) -> None:  # type: ignore[override]
         with formatter.section("Commands"):
             formatter.write_dl([(name, _summary(command.help or "")) for name, command in self.commands.items()])
@@ -67,7 +78,7 @@ def plain(message: str) -> str:
     if match is None:
         return message
     known = [word.strip(" '") for word in match[2].split(",")]
-    return f"there is no {match[1]!r}{nearest(match[1], known)}; there are {', '.join(known)}"
+    return f"there is no {match[1]!r}{nearest(match[1].lower(), known)}; there are {', '.join(known)}"
 
 
 def _summary(text: str) -> str:

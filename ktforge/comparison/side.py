@@ -52,7 +52,7 @@ class Side:
         options = loader_of(folder, follow_links=follow_links)
         inner = registry.build("loader", options.pop("use"), options)
         packed = find_packed(inner, registry)
-        loader = packed_loader(inner, packed) if packed else inner
+        loader = packed_loader(inner, packed, one_by_one=True) if packed else inner
         stages = weights_in_bf16(registry, dense=not read_source(loader).model.experts)
         plan = Pipeline(loader=loader, preprocess=stages, writer=writer).plan(registry)
         return cls(folder, plan, dict(_places(plan)), read_manifest(folder))

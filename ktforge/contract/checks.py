@@ -67,6 +67,18 @@ def expected_tensors(stage: Stage, tensors: Iterable[TensorSpec], subject: str) 
             )
 
 
+def expected_quant(stage: Stage, spec: object, subject: str) -> QuantSpec:
+    """``spec`` itself. Raises PluginError if a quantizer planned no QuantSpec, or codes and groups of no size."""
+    quant = expected(stage, spec, QuantSpec, subject)
+    size, bits = quant.group_size, quant.bits
+    if not (isinstance(bits, int) and 2 <= bits <= 8) or not (size is None or (isinstance(size, int) and size > 0)):
+        raise PluginError(
+            f"{owner(stage)} planned codes of {bits} bits in groups of {size} for {subject}; 2 to 8 bits were expected "
+            "and a size above 0, or None for a scale a row"
+        )
+    return quant
+
+
 def check_specs(specs: Sequence[TensorSpec]) -> None:
     """Raises CheckpointError with a sentence for each tensor, 20 at most, whose name or shape makes no sense.
 

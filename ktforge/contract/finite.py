@@ -43,6 +43,6 @@ def not_finite(tensor: TensorSpec, place: tuple[int, ...]) -> CheckpointError:
     axes = ("expert", "row", "column")[3 - len(place) :] if len(place) in (2, 3) else ("place",) * len(place)
     where = ", ".join(f"{axis} {number}" for axis, number in zip(axes, place, strict=True))
     return CheckpointError(
-        f"{tensor.file or 'the checkpoint'}: {tensor.name} is NaN or infinite at {where}: the checkpoint is damaged, "
-        "was broken in training, or has a number there that BF16 cannot hold (above 3.39e38): get a good copy"
+        f"{tensor.file or 'the checkpoint'}: {tensor.name} is NaN or infinite at {where}, or above 3.39e38, the "
+        "largest number that BF16 holds: get a good copy, for no weight of a sound model is any of these"
     )

@@ -75,4 +75,4 @@ def ktforge_finished(plan: Plan, summary: Summary) -> None:
 @hookspec
 def ktforge_failed(plan: Plan, error: BaseException) -> None:
     """A run has ended without its output, which the next one may go on with. ``error``: why, KeyboardInterrupt for
-    Ctrl-C."""
+    Ctrl-C, and AlreadyDone where the output was there before."""

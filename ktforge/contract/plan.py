@@ -241,8 +241,9 @@ class Plan:
     the source that are in no output, whole layers beyond the model's among them. ``inputs`` maps the files that decide
     what stages make to the xxh3-128 of their content, in hex; ``stale`` maps the names of writers to the glob patterns
     of weights that an earlier output of theirs may have left. ``settled`` are fields that config.json lacks, as the
-    tensors have them. ``documents`` are config.json and the files beside it that say what weights are, each with the
-    xxh3-128 of its content; ``identities`` tell each of ``sources`` and ``inputs`` from what may take its place.
+    tensors have them. ``extra`` are those of ``left_out`` that are for multi-token prediction. ``documents`` are
+    config.json and the files beside it that say what weights are, each with the xxh3-128 of its content;
+    ``identities`` tell each of ``sources`` and ``inputs`` from what may take its place.
     """
 
     pipeline: Recipe
@@ -257,6 +258,7 @@ class Plan:
     inputs: Mapping[Path, str]
     stale: Mapping[str, tuple[str, ...]]
     settled: Mapping[str, Any] = field(default_factory=dict)
+    extra: tuple[TensorSpec, ...] = ()
     documents: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[Path, Identity] = field(default_factory=dict)
 
@@ -301,6 +303,17 @@ class Plan:
     @cached_property
     def expert_units(self) -> int:
         return sum(u.source.experts for u in self.units)
+
+    @property
+    def serving(self) -> str | None:
+        """The command line that serves the output, if the layout names one; None for a plan with refusals, and where
+        the layout does not say that it is read as this writer leaves it."""
+        layout, folder = self.pipeline.layout, self.pipeline.writer.folder()
+        if layout is None or folder is None or self.problems or self.pipeline.writer.name not in layout.served_from:
+            return None
+        source, threads = self.pipeline.loader.folder(), self.pipeline.runtime.cpuinfer_threads
+        with blame(layout, "how the output is served"):
+            return layout.serving(self.results, source, folder, threads)
 
     @property
     def results(self) -> Iterator[Result]:

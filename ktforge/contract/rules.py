@@ -11,6 +11,10 @@ from pydantic import BaseModel, ConfigDict, InstanceOf, field_validator
 from ktforge.contract.stages import Quantizer
 
 REGEX = "re:"
+#: Characters of a pattern; those in use have up to 80.
+PATTERN_LIMIT = 200
+#: Repetitions and groups of a pattern; those in use have up to 3 and 2.
+CHOICES_LIMIT = 4
 
 
 class Rule(BaseModel):
@@ -24,6 +28,11 @@ class Rule(BaseModel):
     @field_validator("match")
     @classmethod
     def _compiles(cls, match: str) -> str:
+        if len(match) > PATTERN_LIMIT or (match.startswith(REGEX) and may_take_forever(_regex(match))):
+            raise ValueError(
+                f"{match[:80]!r} may take forever to match: write it without repeated groups, with "
+                f"{CHOICES_LIMIT} repetitions and groups at most, or as several rules"
+            )
         try:
             re.compile(_regex(match))
         except re.error as error:
@@ -40,3 +49,12 @@ class Rule(BaseModel):
 
 def _regex(match: str) -> str:
     return match.removeprefix(REGEX) if match.startswith(REGEX) else fnmatch.translate(match)
+
+
+def may_take_forever(pattern: str) -> bool:
+    """Matching takes exponential time where a group is repeated, else a power of the name's length with as many factors
+    as there are repetitions, and a factor for each group's alternatives."""
+    plain = re.sub(r"\\.", "_", pattern, flags=re.DOTALL)
+    repetitions, groups = len(re.findall(r"(?<!\()[*+?{]", plain)), plain.count("(")
+    repeated_group = re.search(r"\)[*+{]", plain) is not None
+    return repeated_group or len(pattern) > PATTERN_LIMIT or max(repetitions, groups) > CHOICES_LIMIT

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ktforge.contract.tensors import (
     Demand,
+    FusedWeight,
     PackedSpec,
     PackedUnit,
     Part,
@@ -213,6 +214,11 @@ class Preprocessor(Stage):
         """Roles of what :meth:`apply` makes of this unit that it delivers unmade (:mod:`ktforge.contract.pending`)."""
         return ()
 
+    def taken_apart(self, unit: UnitSpec) -> Mapping[str, FusedWeight]:
+        """How the weights of a fused unit held the experts that :meth:`plan` makes of it, by their names, so that
+        ``ktforge dequantize`` can put them together again; by default nothing, and experts come back one by one."""
+        return {}
+
 
 class Quantizer(Stage):
     """Turns an expert's weights into integer codes and scales."""
@@ -246,6 +252,8 @@ class Layout(Stage):
     stage: ClassVar[str] = "layout"
     #: Whether readers of its outputs take a negative scale.
     signed_scales: ClassVar[bool] = False
+    #: Names of writers whose folders the readers of its outputs take; :meth:`serving` goes for these.
+    served_from: ClassVar[tuple[str, ...]] = ("safetensors",)
 
     def demand(self, unit: UnitSpec) -> Demand:
         """How the quantizer shall cut the unit up; by default each projection is one part."""
@@ -285,6 +293,14 @@ class Layout(Stage):
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         """The inverse of :meth:`pack`, for the parts of ``spec``. Raises Unsupported if there is none."""
         raise Unsupported(f"the layout {self.name} cannot be read back")
+
+    def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
+        """The command line that serves the output, as a user may copy it; None where there is none to name.
+
+        ``results`` say what becomes of every unit, ``source`` is the checkpoint's folder if it has one, ``output`` the
+        folder that was written, and ``threads`` those of the engine, where the pipeline's ``runtime`` says them.
+        """
+        return None
 
     def original(self, name: str) -> str:
         """The inverse of :meth:`passthrough`, as far as names tell."""

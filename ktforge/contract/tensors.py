@@ -189,6 +189,15 @@ class Part:
         return weight[self.rows[0] : self.rows[1], self.cols[0] : self.cols[1]]
 
 
+class FusedWeight(NamedTuple):
+    """How a fused unit's weight [E, rows, columns] holds each expert's ``projections``: one behind the other, or
+    ``interleaved``, a row of each in turn; ``transposed``: with the axes of [out, in] exchanged."""
+
+    projections: tuple[str, ...]
+    interleaved: bool
+    transposed: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a layout asks of the quantizer for one unit.

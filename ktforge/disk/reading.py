@@ -61,8 +61,9 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def parse_json(text: bytes) -> Any:
-    """Strict JSON: raises ValueError for a key that an object has twice, and for NaN; RecursionError if too deep."""
+def parse_json(text: bytes, *, any_number: bool = False) -> Any:
+    """Strict JSON: raises ValueError for a key that an object has twice, and, unless ``any_number``, for NaN and
+    Infinity; RecursionError if too deep."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -73,19 +74,19 @@ def parse_json(text: bytes) -> Any:
     def number(name: str) -> Any:
         raise ValueError(f"{name} is no JSON number")
 
-    return json.loads(text, object_pairs_hook=unique, parse_constant=number)
+    return json.loads(text, object_pairs_hook=unique, parse_constant=None if any_number else number)
 
 
-def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
-    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError."""
+def read_json(path: Path, limit: int = JSON_LIMIT, *, any_number: bool = False) -> dict[str, Any]:
+    """A JSON object from a file of at most ``limit`` bytes, or CheckpointError. ``any_number``: NaN and Infinity go, as
+    Python's json writes them."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CheckpointError(f"{path} is not a file")
-        if path.stat().st_size > limit:
-            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too many to be what its name says")
-        if pointer := pointer_problem(path):
-            raise CheckpointError(pointer)
-        value = parse_json(path.read_bytes())
+        with open_regular(path) as opened:
+            if (size := os.fstat(opened.fileno()).st_size) > limit:
+                raise CheckpointError(f"{path} has {size:,} bytes: too many to be what its name says")
+            if pointer := pointer_problem(path):
+                raise CheckpointError(pointer)
+            value = parse_json(opened.read(), any_number=any_number)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: download it again, or give the folder that holds it") from None
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from ktforge.checkpoint.folder import WEIGHT_SUFFIXES, CheckpointFolder
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import UnitSpec, dtype_name, total_bytes
-from ktforge.errors import CheckpointError
+from ktforge.errors import CheckpointError, KtforgeError
 from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look, targets
 from ktforge.inspection.trials import Sample, samples_of
 from ktforge.model.config import quantization_config
@@ -75,20 +75,26 @@ def describe(look: Look) -> Inspection:
 
 def _of_ordinary(look: Look) -> Inspection:
     units, unreadable, manifest = look.units, look.unreadable, read_manifest(look.folder)
+    remarks: list[str] = []
+    problems = [*units.problems.lines(), *unreadable]
+    try:
+        remarks.extend(look.remarks())
+    except KtforgeError as refusal:  # of data that cannot be read, or by a plugin: all else can be said
+        problems.extend(refusal.problems)
     return Inspection(
         **_common(look),
         fused=any(u.fused for u in units.experts),
         packed=", ".join(stated_formats(manifest)) or None,
         numa_nodes=None,
         made_from=made_from(manifest),
-        remarks=tuple(look.remarks()),
+        remarks=tuple(remarks),
         expert_storage=_storage(look.samples.units, experts=True),
         other_storage=_storage(look.samples.units, experts=False),
         expert_bytes=sum(u.nbytes * count for u, count in look.samples.units if _has_experts(u)),
         other_bytes=sum(u.nbytes * count for u, count in look.samples.units if not _has_experts(u)),
         mtp_bytes=sum(u.nbytes * count for u, count in look.samples.extra),
         targets={t: tuple(p for p in problems if p not in unreadable) for t, problems in targets(look).items()},
-        problems=(*units.problems.lines(), *unreadable),
+        problems=tuple(problems),
     )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ktforge.contract.checks import blame
+from ktforge.contract.checks import blame, expected
 from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, Preprocessor
@@ -26,6 +26,8 @@ from ktforge.readback.packed import Packed, find_packed
 
 #: An output folder for pipelines that are asked and never run.
 _NOWHERE = Path("out")
+#: Characters of a remark that are shown.
+REMARK_LIMIT = 1000
 TO_BF16, DEQUANTIZE = "moe-to-bf16", "dequantize"
 
 
@@ -91,7 +93,10 @@ class Look:
                 except ConfigError:  # it needs options
                     continue
                 with blame(stage, str(self.folder)):
-                    yield from stage.remarks(self.loader, self.source.model, self.units.experts)
+                    remarks = stage.remarks(self.loader, self.source.model, self.units.experts)
+                    remarks = [remarks] if isinstance(remarks, str) else list(remarks)
+                for remark in remarks:
+                    yield expected(stage, remark, str, "a remark")[:REMARK_LIMIT]
 
     def formats(self) -> Iterator[str]:
         """Names of the preprocessors for any model, without options, that make something else of this one."""

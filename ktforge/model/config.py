@@ -19,10 +19,13 @@ LAYER_COUNT = ("num_hidden_layers", "num_layers")
 NESTED = ("thinker_config", "text_config", "language_config", "llm_config")
 #: Fields that say which layers have experts; see :func:`_is_moe_layer`.
 LAYER_RULES = (
-    "mlp_layer_types", "layers_block_type", "moe_layers", "moe_layers_enum", "moe_layer_freq", "moe_layer_frequency",
+    "mlp_layer_types", "layers_block_type", "hybrid_override_pattern", "moe_layers", "moe_layers_enum",
+    "moe_layer_freq", "moe_layer_frequency",
     "first_k_dense_replace", "moe_layer_start_index", "moe_layer_end_index", "num_dense_layers", "mlp_only_layers",
     "expert_layer_period", "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval",
 )  # fmt: skip
+#: Fields with an entry for each layer, which count them where no number does.
+BY_LAYER = ("layers_block_type", "layer_types", "mlp_layer_types")
 #: No model has a million of anything counted here; a larger number is a broken file.
 LIMIT = 1_000_000
 #: The same for experts of a layer and for layers: 100 times what the largest models have.
@@ -48,7 +51,8 @@ def edit_levels(config: Mapping[str, Any], edit: Callable[[Mapping[str, Any]], M
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """What all levels say, the inner ones first; fields that are null say nothing.
 
-    A list of equal numbers is that number, as Hunyuan writes one a layer.
+    A list of equal numbers is that number, as Hunyuan writes one a layer; a list with an entry for each layer counts
+    them where nothing else does, as in Nemotron-H.
     """
     fields: dict[str, Any] = {}
     for level in levels(config):
@@ -57,6 +61,9 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
         value = fields.get(key)
         if isinstance(value, list) and value and all(type(n) is int and n == value[0] for n in value):
             fields[key] = value[0]
+    lists = [fields[key] for key in BY_LAYER if isinstance(fields.get(key), list)]
+    if lists and not any(name in fields for name in LAYER_COUNT):
+        fields[LAYER_COUNT[0]] = len(lists[0])
     return fields
 
 
@@ -71,6 +78,13 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
     def number(names: tuple[str, ...], required: bool, agree: bool = False, limit: int = LIMIT) -> int:
         found = {n: fields[n] for n in names if fields.get(n) is not None}
         for name, value in found.items():
+            sizes = isinstance(value, list) and len(set(map(str, value))) > 1
+            if names == EXPERT_SIZE and sizes:  # ERNIE 4.5 VL: those for text, those for pictures
+                problems.append(
+                    f"config.json: {name} is {_short(value)}: a model with experts of more than one size cannot be "
+                    "converted"
+                )
+                return 0
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
                 problems.append(f"config.json: {name} is {_short(value)}; it must be a whole number up to {limit:,}")
                 return 0
@@ -102,7 +116,8 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
     """Whether a layer has experts, by the rules of the model classes in transformers.
 
     ``mlp_layer_types`` (GLM-5, DeepSeek-V4), ``moe_layers`` (Llama 4) and ``moe_layers_enum`` (Step 3.5, "4,5,6") list
-    them; ``moe_layer_freq`` as a list (MiMo) too, and ``layers_block_type`` (Nemotron-H).
+    them; ``moe_layer_freq`` as a list (MiMo) too, and ``layers_block_type`` or the letters E of
+    ``hybrid_override_pattern`` (Nemotron-H).
     Otherwise ``first_k_dense_replace`` and ``moe_layer_freq`` (DeepSeek, GLM-4.5), ``mlp_only_layers`` and
     ``decoder_sparse_step`` (Qwen), ``interleave_moe_layer_step`` (Llama 4), ``moe_layer_start_index``,
     ``moe_layer_end_index`` and ``moe_layer_interval`` (ERNIE 4.5), ``num_dense_layers`` (LFM2),
@@ -120,6 +135,9 @@ def _is_moe_layer(layer: int, fields: Mapping[str, Any]) -> bool:
     blocks = fields.get("layers_block_type")
     if isinstance(blocks, list) and "moe" in blocks:
         return layer < len(blocks) and blocks[layer] == "moe"
+    pattern = fields.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and "E" in pattern:
+        return pattern[layer : layer + 1] == "E"
     if isinstance(listed, frozenset):
         return layer in listed
     numbers = fields.get("moe_layers_enum")

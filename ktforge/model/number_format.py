@@ -178,11 +178,16 @@ def plain_config(config: Mapping[str, Any], results: Sequence[Result], mend: str
     Raises Unsupported, with what to do, if ``results`` still hold weights that only the old one explains.
     """
     edited = without_quantization(config)
-    left = [tensor for result in results if result.packed is None for tensor in result.outputs if _is_packed(tensor)]
+    left = [
+        (tensor, sorted(t.name for t in result.unit.tensors.values() if t.name != tensor.name))
+        for result in results if result.packed is None for tensor in result.outputs if _is_packed(tensor)
+    ]  # fmt: skip
     if left and edited != config:
-        more = f" and {len(left) - 1:,} more" if left[1:] else ""
+        (tensor, others), more = left[0], f" and {len(left) - 1:,} more" if left[1:] else ""
+        beside = f"with {' and '.join(others[:3])} beside it" if others else "with no scale beside it"
         raise Unsupported(
-            f"{left[0]}{more} would stay quantised without the quantization_config of config.json that says how: {mend}"
+            f"{tensor}{more} would stay quantised, without the quantization_config of config.json that says how: "
+            f"{beside}, it is in no form that is read here; {mend}"
         )
     return edited
 

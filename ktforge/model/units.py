@@ -133,7 +133,8 @@ def _choose(specs: Sequence[TensorSpec], model: ModelConfig) -> Architecture | N
     seen = f"; the nearest is {similar}" if similar else ""
     raise UnknownExperts(
         f"config.json announces {model.experts} experts (model_type {model.model_type or 'not given'}), but no tensor "
-        f"has a known expert name such as {example}{seen}"
+        f"has a known expert name such as {example}{seen}: get a copy as transformers saves it "
+        "(save_pretrained); if this is one, please report its names"
     )
 
 
@@ -172,7 +173,8 @@ def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
             assert unit.expert is not None
             present[unit.layer].add(unit.expert)
         missing = missing_projections(tuple(unit.tensors), unit.fused)
-        if missing == ("gate",) and not gated:
+        ungated = missing in (("gate",), ("gate_up",)) and any(role.startswith("up.") for role in unit.tensors)
+        if ungated and not gated:
             problems.add(
                 "has up and down but no gate projection, as all experts here: kt-amx and the other layouts hold "
                 "experts with all three, so a family such as Nemotron-H cannot be converted",
@@ -184,7 +186,11 @@ def _check_complete(units: ModelUnits, model: ModelConfig) -> None:
         problems.add(f"layer {layer}: config.json announces {model.experts} experts here, the checkpoint has none")
     for layer in sorted(present):
         if layer not in model.moe_layers:
-            problems.add(f"layer {layer}: config.json calls this layer dense, but the checkpoint has experts for it")
+            problems.add(
+                f"layer {layer}: config.json calls this layer dense, but the checkpoint has experts for it: get "
+                "both from one place, or correct the field that lists dense layers, such as first_k_dense_replace or "
+                "mlp_only_layers"
+            )
         gaps = sorted(set(range(model.experts)) - present[layer])
         beyond = sorted(present[layer] - set(range(model.experts)))
         if gaps:

@@ -23,7 +23,8 @@ from ktforge.disk.journal import Journal
 from ktforge.disk.lock import Lock, held, locked
 from ktforge.disk.marks import JOURNAL, PARTIAL, UNFINISHED, staged
 from ktforge.disk.reading import content_hash, open_regular
-from ktforge.errors import OutputError
+from ktforge.errors import AlreadyDone, OutputError
+from ktforge.output.finished import is_finished
 from ktforge.output.hashing import add_range
 from ktforge.output.publish import (
     discard,
@@ -89,6 +90,8 @@ def outlook(plan: Plan) -> str | None:
             f"{len(journal.written):,} of {counted(count, 'tensor')}; --restart begins anew"
         )
     if not _may_replace(folder, journal, overwrite=False, goes_on=False):
+        if is_finished(plan):
+            return f"{folder} holds this output already: nothing is to do"
         return f"{folder} is not empty: the run needs --overwrite, which replaces its weights at the end"
     return None
 
@@ -123,14 +126,16 @@ def open_folder(
     ``overwrite`` replaces what a folder holds, which stays until the new files are complete. A plan whose loader names
     no source files leaves nothing behind after an exception, since the next run could not tell what it was made from.
 
-    Raises OutputError if the folder cannot be written or its unfinished output was made from something else,
-    PluginError if a planned tensor was never written.
+    Raises AlreadyDone if the folder holds this output already, OutputError if it cannot be written or its unfinished
+    output was made from something else, PluginError if a planned tensor was never written.
     """
     problems = check_output(folder, plan.pipeline.loader.folder())
     if problems:
         raise OutputError(*problems)
     paths = published(plan, documents)
     check_paths(paths)
+    if not overwrite and is_finished(plan, documents):
+        raise AlreadyDone(f"{folder} holds this output already, finished: nothing is to do; --overwrite makes it again")
     existed, staging = folder.exists(), folder / PARTIAL
     try:
         with locked(staging) as lock:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ktforge.contract.checks import blame
 from ktforge.contract.plan import Plan
 from ktforge.contract.tensors import TensorSpec, UnitSpec
 
@@ -53,10 +54,25 @@ def _lost_names(plan: Plan) -> dict[str, Any]:
         if layout.original(tensor.name) != result.unit.tensors[role].name
     }
     experts: dict[int, dict[str, str]] = {}
-    for unit in (r.unit for r in plan.results if r.packed and r.unit.is_expert):
+    for unit in (r.unit for r in plan.results if r.unit.is_expert):
         if unit.layer is not None:
             experts.setdefault(unit.layer, {}).update(_pattern(unit, role, t) for role, t in unit.tensors.items())
-    return {"renamed": renamed, "experts": experts, "settled": dict(plan.settled)}
+    return {"renamed": renamed, "experts": experts, "fused": _fused(plan), "settled": dict(plan.settled)}
+
+
+def _fused(plan: Plan) -> dict[int, dict[str, Any]]:
+    """Layer → name of a tensor that held all its experts → how."""
+    found: dict[int, dict[str, Any]] = {}
+    for planned in plan.units:
+        units: tuple[UnitSpec, ...] = (planned.source,)
+        for stage, made in zip(plan.pipeline.preprocess, planned.steps, strict=True):
+            for unit in units:
+                if unit.fused and unit.layer is not None:
+                    with blame(stage, unit.name):
+                        apart = {name: how._asdict() for name, how in stage.taken_apart(unit).items()}
+                    found.setdefault(unit.layer, {}).update(apart)
+            units = made
+    return {layer: apart for layer, apart in found.items() if apart}
 
 
 def _pattern(unit: UnitSpec, role: str, tensor: TensorSpec) -> tuple[str, str]:

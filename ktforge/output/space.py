@@ -21,9 +21,8 @@ def shortages(folder: Path, specs: Sequence[FileSpec]) -> Iterator[str]:
     users and groups are asked for. What an unfinished output holds already needs no more room. An output that is to be
     replaced frees none, since it stays until the new one is complete.
     """
-    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free, existing = free_space(folder)
     needed = sum(f.nbytes for f in specs) - _held(folder, specs)
-    free = shutil.disk_usage(existing).free
     if free < needed:
         yield (
             f"the output needs {size_text(needed)}, but only {size_text(free)} are free at {existing}: "
@@ -48,6 +47,12 @@ def shortages(folder: Path, specs: Sequence[FileSpec]) -> Iterator[str]:
             f"the output has files of {size_text(largest)}, but `ulimit -f` allows {size_text(limit)}: "
             "raise it, or write smaller shards"
         )
+
+
+def free_space(folder: Path) -> tuple[int, Path]:
+    """The bytes that this user may write where ``folder`` is or will be, and the folder there that exists."""
+    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    return shutil.disk_usage(existing).free, existing
 
 
 def _held(folder: Path, specs: Sequence[FileSpec]) -> int:

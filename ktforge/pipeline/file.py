@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
 from ktforge.contract.checks import is_blamed, one_line
-from ktforge.contract.plan import KEEP, STAGES, Runtime
+from ktforge.contract.plan import KEEP, STAGES, Recipe, Runtime
 from ktforge.contract.registry import Registry
 from ktforge.contract.rules import Rule
 from ktforge.contract.stages import Stage
@@ -57,20 +57,33 @@ def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> P
     return _Builder(data, registry, str(path), home=True).build()
 
 
-def build_pipeline(data: Mapping[str, Any], registry: Registry, source: str = "pipeline") -> Pipeline:
-    """Builds the stages that ``data`` (the content of a pipeline file) names. Raises ConfigError."""
+def build_pipeline(
+    data: dict[str, Any], registry: Registry, source: str = "pipeline", sets: Iterable[str] = ()
+) -> Pipeline:
+    """Builds the stages that ``data`` (the content of a pipeline file) names, with the changes that ``sets`` are; they
+    are made in ``data`` itself. Raises ConfigError."""
+    for change in sets:
+        _set(data, change)
     return _Builder(data, registry, source).build()
 
 
-def dump_pipeline(pipeline: Pipeline) -> str:
+def dump_pipeline(pipeline: Recipe) -> str:
     """The pipeline file for a pipeline, one stage a line."""
     lines = [f"version: {pipeline.version}"]
-    for key, value in pipeline.to_dict().items():
-        if key == "preprocess":
-            lines += ["preprocess:", *(f"  - {_flow(item)}" for item in value)]
-        elif key != "version":
-            lines.append(f"{key}: {value if isinstance(value, str) else _flow(value)}")
+    for key, text in stage_lines(pipeline):
+        lines.append(f"  - {text}" if key == "preprocess" else f"{key}: {text}")
+    if pipeline.preprocess:
+        lines.insert(2, "preprocess:")
     return "\n".join(lines) + "\n"
+
+
+def stage_lines(pipeline: Recipe) -> Iterator[tuple[str, str]]:
+    """The keys of a pipeline file and what stands behind them, all options spelled out; ``preprocess`` as often as
+    there are preprocessors."""
+    for key, value in pipeline.to_dict().items():
+        if key != "version":
+            for item in value if key == "preprocess" else [value]:
+                yield key, item if isinstance(item, str) else _flow(item)
 
 
 def _parse(text: str, source: str) -> Any:
@@ -92,7 +105,7 @@ def _parse(text: str, source: str) -> Any:
         line = f":{mark.line + 1}" if mark else ""
         problem = (error.problem or "not YAML").splitlines()[0]
         if begun:
-            problem = f"a bracket {{ or [ that begins here is not closed, or a comma is missing in it ({problem})"
+            problem = "a bracket { or [ that begins here is not closed, or a comma is missing in it"
         raise ConfigError(f"{source}{line}: {problem}") from error
     except (YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{source}: not YAML: {str(error).splitlines()[0][:200]}") from error
@@ -109,7 +122,7 @@ def _flow(mapping: Mapping[str, Any]) -> str:
     return out.getvalue().strip()
 
 
-def _set(data: CommentedMap, change: str) -> None:
+def _set(data: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set {change}: write it as key.path=value, such as layout.threadpool_count=4")
@@ -121,7 +134,7 @@ def _set(data: CommentedMap, change: str) -> None:
         elif isinstance(target, dict) and isinstance(target.get(parent), dict | list):
             target = target[parent]
         elif target is data and parent in _KEYS and parent not in data:
-            target = data[parent] = CommentedMap()
+            target = data[parent] = CommentedSeq() if parent == "preprocess" else CommentedMap()
         else:
             raise ConfigError(f"--set {change}: {_no_such(parent, target, target is data)}")
     if not isinstance(target, dict):

@@ -26,6 +26,7 @@ from ktforge.model.config import quantization_config
 from ktforge.model.mtp import check_extra, without_extra
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
+from ktforge.output.finished import is_finished
 from ktforge.output.folder import check_output
 from ktforge.output.space import shortages
 from ktforge.planning.kinds import plan_units
@@ -74,7 +75,8 @@ def _make_plan(recipe: Recipe) -> Plan:
     bound = recipe.bound(source.known)
     targets = Targets(bound.quantize, bound.rules, dense=model.experts == 0)
     later: dict[tuple[str, ...], tuple[str, ...]] = {}
-    left_out = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
+    extra = [] if with_extra else [t for u in found.extra for t in u.tensors.values()]
+    left_out = list(extra)
     # A fused layer of another number of experts is a problem already; and empty tensors may claim any number.
     wanted = [u for u in found.ordered(with_extra) if not u.fused or u.experts == model.experts]
     if recipe.layout is not None:  # what reads a quantised output reads no adapters of other weights beside them
@@ -103,13 +105,15 @@ def _make_plan(recipe: Recipe) -> Plan:
     inputs, identities = _inputs(bound, problems)
     plan = Plan(
         bound, model, tuple(units), tuple(files), _config_json(recipe, edited), _side_files(source, edited),
-        source.files, tuple(left_out), problems.lines(), inputs, {}, source.settled,
+        source.files, tuple(left_out), problems.lines(), inputs, {}, source.settled, tuple(extra),
         source.documents, {**source.identities, **identities},
     )  # fmt: skip
     folder = recipe.writer.folder()
     if folder is None:
         return plan
-    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source) or shortages(folder, files)
+    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source)
+    if not wrong and not is_finished(plan):
+        wrong = list(shortages(folder, files))
     return replace(plan, problems=(*plan.problems, *wrong))
 
 
@@ -178,7 +182,8 @@ def _config_json(recipe: Recipe, edited: Mapping[str, Any]) -> bytes | None:
     folder = recipe.loader.folder()
     if folder is not None and (folder / CONFIG).is_file():
         found = CheckpointFolder(folder, follow_links=True).config()  # the loader has read it, link or not
-        if edited == found:
+        one, other = (json.dumps(config, sort_keys=True) for config in (edited, found))
+        if one == other:  # as text, since no NaN is equal to another
             return (folder / CONFIG).read_bytes()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
 

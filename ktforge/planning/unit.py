@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktforge.contract.checks import blame, expected, expected_tensors
+from ktforge.contract.checks import blame, expected, expected_quant, expected_tensors
 from ktforge.contract.plan import ModelConfig, PlannedUnit, Recipe
 from ktforge.contract.stages import Preprocessor, Quantizer, Result
-from ktforge.contract.tensors import BF16, Demand, PackedSpec, QuantSpec, TensorSpec, UnitSpec
+from ktforge.contract.tensors import BF16, Demand, PackedSpec, TensorSpec, UnitSpec
 from ktforge.errors import Problems, Unsupported
 from ktforge.model.units import check_shapes, expert_shapes
 from ktforge.planning import shares
@@ -91,7 +91,7 @@ def _plan_result(recipe: Recipe, quantizer: Quantizer | None, unit: UnitSpec) ->
         with blame(layout, unit.name):
             demand = expected(layout, layout.demand(unit), Demand, unit.name)
         with blame(quantizer, unit.name):
-            quant = expected(quantizer, quantizer.plan(unit, demand), QuantSpec, unit.name)
+            quant = expected_quant(quantizer, quantizer.plan(unit, demand), unit.name)
         with blame(layout, unit.name):
             packed = expected(layout, layout.plan(quant), PackedSpec, unit.name)
             expected_tensors(layout, packed.tensors, unit.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
@@ -19,6 +20,7 @@ from ktforge.disk.marks import MANIFEST
 from ktforge.errors import CheckpointError
 from ktforge.model.config import quantization_config, without_quantization
 from ktforge.model.units import NAMELESS
+from ktforge.readback.joined import Joined, joined_weights
 from ktforge.readback.packed import Packed, find_packed
 
 #: Weights that are restored at a time: 1 MB of float32, which stays in the cache.
@@ -38,19 +40,23 @@ def require_packed(loader: Loader, registry: Registry, ordinary: Sequence[Tensor
     return packed
 
 
-def packed_loader(inner: Loader, packed: Packed) -> PackedLoader:
+def packed_loader(inner: Loader, packed: Packed, *, one_by_one: bool = False) -> PackedLoader:
     """A loader of what is packed in the folder that ``inner`` reads."""
-    loader = PackedLoader(inner=inner, layout=packed.layout)
+    loader = PackedLoader(inner=inner, layout=packed.layout, one_by_one=one_by_one)
     loader.name_by(packed.manifest)
     return loader
 
 
 class PackedLoader(Loader):
-    """Presents what ``inner`` loads, packed by ``layout``, as BF16 weights under the names of the source."""
+    """Presents what ``inner`` loads, packed by ``layout``, as BF16 weights under the names of the source.
+
+    Experts that were in one tensor there are in one again, as the manifest has it, unless ``one_by_one``.
+    """
 
     name: ClassVar[str] = "packed"
     inner: InstanceOf[Loader]
     layout: InstanceOf[Layout]
+    one_by_one: bool = False
 
     #: Weight name → the spec of its unit and its role there.
     _packed: dict[str, tuple[QuantSpec, str]] = PrivateAttr(default_factory=dict)
@@ -63,13 +69,16 @@ class PackedLoader(Loader):
     _renamed: dict[str, str] = PrivateAttr(default_factory=dict)
     _experts: dict[str, dict[str, str]] = PrivateAttr(default_factory=dict)
     _settled: dict[str, Any] = PrivateAttr(default_factory=dict)
+    #: What the manifest says of fused weights, and those that there are by name.
+    _fused: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _joined: dict[str, Joined] = PrivateAttr(default_factory=dict)
 
     def name_by(self, manifest: Mapping[str, Any]) -> None:
         """Takes the source's names from a manifest of ktforge, as far as it has them."""
         renamed, experts, more = (_mapping(manifest.get(key)) for key in ("renamed", "experts", "settled"))
         self._renamed = {k: v for k, v in renamed.items() if isinstance(v, str)}
         self._experts = {k: {r: n for r, n in _mapping(v).items() if isinstance(n, str)} for k, v in experts.items()}
-        self._settled = more
+        self._fused, self._settled = _mapping(manifest.get("fused")), more
 
     def bind(self, config: Mapping[str, Any]) -> Self:
         with blame(self.inner, "the pipeline"):
@@ -109,15 +118,30 @@ class PackedLoader(Loader):
         if problems:
             more = [f"and {len(problems) - 20:,} more of the kind"] if len(problems) > 20 else []
             raise CheckpointError(*problems[:20], *more)
-        for spec in found:
-            yield from spec.unit.tensors.values()
+        singles = {tensor.name: tensor for spec in found for tensor in spec.unit.tensors.values()}
         for name, tensor in self._stored.items():
             if name not in used:
                 original = self._renamed.get(name) or self.layout.original(name)
                 self._passed[original] = name
-                yield tensor._replace(name=original)
+                if original in singles:
+                    yield tensor._replace(name=original)  # twice, which is said of them
+                singles[original] = tensor._replace(name=original)
+        if not self.one_by_one:
+            self._joined = {j.spec.name: j for j in joined_weights(self._fused, self._experts, singles)}
+        for joined in self._joined.values():
+            for member in chain.from_iterable(joined.members):
+                singles.pop(member.name, None)
+            yield joined.spec
+        yield from singles.values()
 
     def read(self, spec: TensorSpec) -> np.ndarray:
+        if (joined := self._joined.get(spec.name)) is not None:
+            fused = np.empty(spec.shape, BF16)
+            for row, expert in enumerate(joined.experts(spec)):
+                for number, member in enumerate(joined.members[expert]):
+                    joined.place(number, self.read(member), fused[row])
+                    self.release(member)
+            return fused
         if spec.name not in self._packed:
             return self.inner.read(self._inner(spec))
         weight = np.empty(spec.shape, BF16)
@@ -141,13 +165,18 @@ class PackedLoader(Loader):
                 self.inner.release(tensor)
 
     def rows(self, spec: TensorSpec, start: int, stop: int) -> TensorSpec | None:
-        """Of what passes through; a packed weight has its rows in no order that a file knows."""
+        """Of what passes through, and of fused experts; a packed weight has its rows in no order that a file knows."""
+        if spec.name in self._joined:
+            return spec.rows(start, stop)
         if spec.name in self._packed:
             return None
         inner = self.inner.rows(self._inner(spec), start, stop)
         return inner and inner._replace(name=spec.name)
 
     def scratch_bytes(self, spec: TensorSpec) -> int:
+        if (joined := self._joined.get(spec.name)) is not None:
+            members = joined.members[joined.experts(spec)[0]]
+            return max(member.nbytes + self.scratch_bytes(member) for member in members)
         if spec.name not in self._packed:
             return self.inner.scratch_bytes(self._inner(spec))
         return max(
@@ -175,7 +204,7 @@ class PackedLoader(Loader):
         return unit
 
     def release(self, spec: TensorSpec) -> None:
-        if spec.name not in self._packed:
+        if spec.name not in self._packed and spec.name not in self._joined:
             self.inner.release(self._inner(spec))
 
     def _inner(self, spec: TensorSpec) -> TensorSpec:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,8 @@ def test_run(pipeline, out):
     assert "8 experts" in done.stdout and "converting" in done.stderr
     assert "blk.0.ffn_up_exps.0.numa.3.weight" in checkpoints.load_output(out)
     refused(ktforge("run", pipeline), "is not empty: choose another folder, or say --overwrite")
+    again = ktforge("run", pipeline, "--set", "layout.threadpool_count=4")
+    assert again.returncode == 0 and "holds this output already, finished: nothing is to do" in again.stdout
     assert ktforge("run", pipeline, "--overwrite").returncode == 0
 
 
@@ -67,22 +70,32 @@ def test_dry_run_writes_nothing(pipeline, out):
     assert not out.exists()
 
 
-def test_plan(pipeline):
+def test_plan(pipeline, source, out):
     done = ktforge("plan", pipeline)
     assert done.returncode == 0
-    rows = dict(line.split(maxsplit=1) for line in done.stdout.replace("peak memory", "memory").splitlines())
+    rows = dict(re.split(r"  +", line, maxsplit=1) for line in done.stdout.splitlines())
     assert rows["model"].startswith("qwen3_moe, 4 experts in 2 layers")
     assert rows["units"].startswith("29, 8 of them experts")
-    assert rows.keys() == {"model", "units", "source", "output", "compression", "memory"}
+    assert rows.keys() == {
+        "model", "units", "source", "output", "compression", "peak memory", "writes to", "free disk", "loader",
+        "preprocess", "quantize", "layout", "serve with",
+    }  # fmt: skip
+    assert rows["writes to"] == str(out) and " GB at " in rows["free disk"]
+    assert rows["layout"] == "{use: kt-amx, threadpool_count: 2, non_experts: rename}"
+    command = "python -m sglang.launch_server --model {} --kt-weight-path {} --kt-method AMXINT4 --kt-cpuinfer CORES"
+    assert rows["serve with"] == f"{command.format(source, out)} --kt-threadpool-count 2"
     plan = json.loads(ktforge("plan", pipeline, "--json").stdout)
     assert plan["problems"] == [] and plan["output_bytes"] == sum(f["bytes"] for f in plan["files"])
 
 
-def test_plan_shows_every_refusal(pipeline):
+def test_plan_shows_every_refusal(pipeline, source, out):
     done = ktforge("plan", pipeline, "--set", "layout.threadpool_count=3")
     refused(done, "counts that fit: 1, 2, 4")
+    sizes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert f"source      {size_text(sizes)}\n" in done.stdout and f"writes to   {out}\n" in done.stdout
     done = ktforge("plan", pipeline, "--json", "--set", "layout.threadpool_count=3")
     assert done.returncode == 1 and len(json.loads(done.stdout)["problems"]) == 1
+    assert done.stderr == "".join(f"error: {problem}\n" for problem in json.loads(done.stdout)["problems"])
 
 
 def convert(source, out, *more):

@@ -15,6 +15,7 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from ktforge import (
+    AlreadyDone,
     CheckpointError,
     ConfigError,
     FileSpec,
@@ -489,9 +490,9 @@ def test_an_observer_hears_how_a_run_ended(source, out):
     assert summary.source_bytes == summary.plan.source_bytes
     assert summary.output_bytes == sum((out / f.path).stat().st_size for f in summary.plan.files)
     again = made.model_copy(update={"layout": KtAmx()})
-    with pytest.raises(OutputError, match="is not empty"):
+    with pytest.raises(AlreadyDone, match="holds this output already") as done:
         again.run(registry=Registry(ending))
-    assert isinstance(ending.heard[-1][1], OutputError)
+    assert ending.heard[-1][1] is done.value
 
 
 def test_a_log_is_shown_when_it_is_asked_for(source, tmp_path):

@@ -80,3 +80,13 @@ def test_any_config_is_read_or_refused(changes):
         assert error.problems
     else:
         assert all(0 <= layer < model.layers for layer in model.moe_layers)
+
+
+def test_experts_of_more_than_one_size_are_refused_for_that():
+    """ERNIE 4.5 VL has experts for text and smaller ones for pictures."""
+    with pytest.raises(CheckpointError) as caught:
+        read_model_config(checkpoints.config(moe_intermediate_size=[1536, 512]))
+    assert caught.value.problems == (
+        "config.json: moe_intermediate_size is [1536, 512]: a model with experts of more than one size cannot be "
+        "converted",
+    )

@@ -101,8 +101,11 @@ def test_an_unknown_model_type_is_matched_by_its_names():
 
 def test_unknown_expert_names_are_an_error_that_shows_one():
     data = [TensorSpec("model.layers.0.moe.expert_7.in.weight", BF16, (4, 4))]
-    with pytest.raises(CheckpointError, match=r"no tensor has a known expert name .* nearest is model.layers.0.moe"):
+    with pytest.raises(
+        CheckpointError, match=r"no tensor has a known expert name .* nearest is model.layers.0.moe"
+    ) as one:
         units_of(data, read_model_config(checkpoints.config()))
+    assert "get a copy as transformers saves it" in str(one.value)
 
 
 def problems(drop=(), add=(), **changes) -> str:
@@ -119,7 +122,8 @@ def test_gaps_are_named():
         drop=["layers.1.mlp.experts."]
     )
     assert "layer 0: has expert 3, but config.json announces only 3" in problems(num_experts=3)
-    assert "layer 1: config.json calls this layer dense" in problems(mlp_only_layers=[1])
+    dense = problems(mlp_only_layers=[1])
+    assert "layer 1: config.json calls this layer dense" in dense and "correct the field that lists dense" in dense
 
 
 def test_layers_beyond_the_model_are_extra_and_whole():

@@ -39,7 +39,10 @@ def test_the_target_decides_and_not_the_machine(build, monkeypatch, flags, folde
         (["cc", "-U__LP64__"], "ktforge needs a 64-bit system: it maps files that are larger than 4 GB"),
         (["cc", "-U__BYTE_ORDER__", "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__"], "ktforge needs a little-endian CPU: .*"),
         (["clang", "-arch", "x86_64", "-arch", "arm64"], "ktforge is built for one architecture at a time, .*"),
-        (["no-such-compiler"], "ktforge needs GCC or Clang: no-such-compiler: No such file or directory"),
+        (
+            ["no-such-compiler"],
+            "ktforge is compiled with GCC or Clang, and no-such-compiler cannot be run .No such file.*",
+        ),
         (["cc", "--no-such-option"], "ktforge needs GCC or Clang: .*no-such-option.*"),
     ],
 )
@@ -47,6 +50,13 @@ def test_what_is_not_supported_says_so(build, compiler, message):
     with pytest.raises(PlatformError) as caught:
         build.isa_folders(compiler)
     assert re.fullmatch(message, str(caught.value), re.DOTALL)
+
+
+def test_pythons_headers_are_looked_for(build, tmp_path):
+    with pytest.raises(PlatformError, match=f"no Python.h in {tmp_path}: install them"):
+        build.check_headers([str(tmp_path)])
+    (tmp_path / "Python.h").touch()
+    build.check_headers(["nowhere", str(tmp_path)])
 
 
 def test_one_architecture_that_is_named_is_no_universal_build(build, tmp_path):

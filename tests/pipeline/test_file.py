@@ -64,6 +64,7 @@ def test_set_changes_values(tmp_path, registry):
             "the pipeline has no 'threadpool' there (did you mean threadpool_count?)",
         ),
         ("verison=1", "the pipeline has no 'verison' there (did you mean version?); it has version, loader"),
+        ("layout.5=x", "layout.5: no such option; the options of layout kt-amx are: "),
         ("preprocess.use=x", "preprocess is a list; name the entry by its number from 0"),
         ("layout.threadpool_count=[1", "--set layout.threadpool_count=[1"),
         ("layout.threadpool_count=0", "layout.threadpool_count: must be at least 1, not 0"),
@@ -71,6 +72,11 @@ def test_set_changes_values(tmp_path, registry):
 )
 def test_a_wrong_set(tmp_path, registry, change, message):
     assert message in "\n".join(errors(tmp_path, registry, GOOD, change))
+
+
+def test_an_entry_of_a_list_that_the_file_has_not(tmp_path, registry):
+    (said,) = errors(tmp_path, registry, GOOD.replace("preprocess: [{use: moe-to-bf16}]\n", ""), "preprocess.0.use=x")
+    assert said.endswith("the list has no entry '0' there; it has no entry")
 
 
 @pytest.mark.parametrize(

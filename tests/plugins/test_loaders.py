@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ktforge_plugins import AutoLoader, BinLoader, SafetensorsLoader
+from ktforge_plugins.loaders import bin as bin_files
 
 from ktforge import CheckpointError
 
@@ -325,3 +326,24 @@ def test_metadata_that_is_no_map_of_strings_is_named(tmp_path, metadata, odd):
     (problem,) = caught.value.problems
     assert f"it must map strings to strings, and {odd}: save the tensors again" in problem
     assert str(tmp_path / "model.safetensors") in problem and "download" not in problem
+
+
+def test_all_of_a_tensor_in_a_bin_file_is_let_go_of(tmp_path, monkeypatch):
+    """From its first byte to its last, those between the strides too; and nothing of one that torch has copied."""
+    whole = torch.arange(60, dtype=torch.int32).reshape(6, 10)
+    state = {"plain": torch.ones(5, 3), "strided": whole[1:5, 2:9:3], "one": torch.ones(1), "none": torch.ones(0, 4)}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    loader, dropped = BinLoader(path=tmp_path), []
+    specs = {s.name: s for s in loader.scan()}
+    monkeypatch.setattr(bin_files.system, "drop_pages", lambda address, nbytes: dropped.append((address, nbytes)))
+    sizes = {"plain": 60, "strided": 4 * (3 * 10 + 2 * 3 + 1), "one": 4}
+    for name, spec in specs.items():
+        loader.read(spec)
+        loader.release(spec)
+        if name in sizes:
+            start = loader._file(spec.file).tensors[name].data_ptr()
+            assert dropped.pop() == (start, sizes[name])
+        assert dropped == []
+    rows = loader.rows(specs["plain"], 2, 4)
+    loader.release(rows)
+    assert dropped == [(loader._file(rows.file).tensors["plain"].data_ptr() + 24, 24)]

@@ -177,8 +177,10 @@ def test_a_dense_model_becomes_bf16_by_its_formats_own_preprocessor(form, stage)
 def test_a_preprocessor_of_another_format_is_refused():
     plan, _ = dense("gptq", preprocess=[Fp8()])
     (problem,) = plan.problems
+    assert "config.json that says how: with model.layers.0.mlp.down_proj." in problem
     assert problem.endswith(
-        "config.json that says how: add the preprocessor of its format, or moe-to-bf16 for a MoE model"
+        " beside it, it is in no form that is read here; add the preprocessor of its format, or moe-to-bf16 for a MoE "
+        "model"
     )
     assert dense("gptq", preprocess=[Fp8(), Gptq()])[0].problems == ()
 

@@ -140,6 +140,9 @@ def test_what_does_not_fit_is_refused(change, message):
             r"weight_shape is \[24, 127\], but .* holds \[24, 128\] in 4 bits",
         ),
         ("weight_g_idx", np.full(COLS, 4, np.int32), "weight_g_idx points to a group outside the 4"),
+        ("weight_g_idx", np.eye(1, COLS, 9, dtype=np.int32)[0] * 4, "weight_g_idx points to a group outside the 4"),
+        ("weight_g_idx", -np.eye(1, COLS, 9, dtype=np.int32)[0], "weight_g_idx points to a group outside the 4"),
+        ("weight_g_idx", np.arange(COLS, dtype=np.int32) - 1, "weight_g_idx points to a group outside the 4"),
     ],
 )
 def test_content_that_contradicts_its_header_is_an_error(name, array, message):

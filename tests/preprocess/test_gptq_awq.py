@@ -80,6 +80,49 @@ def test_auto_round_says_in_words_of_its_own_what_zero_points_are(form, less_one
     assert got.tobytes() == expected(codes, zeros, scale, np.arange(128) // 32).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("said", "less_one"),
+    [
+        ({"checkpoint_format": "gptq_v2", "packing_format": "auto_round:auto_gptq", "format": "gptq"}, False),
+        ({"packing_format": "auto_round:auto_gptq", "checkpoint_format": "gptq_v2"}, False),
+        ({"packing_format": "auto_round", "format": "gptq"}, False),
+        ({"checkpoint_format": None, "packing_format": "auto_round"}, False),
+        ({"checkpoint_format": None, "format": "gptq_v2"}, False),
+        ({"checkpoint_format": "gptq", "packing_format": "auto_round"}, True),
+        ({"checkpoint_format": None}, True),
+        ({"packing_format": "auto"}, True),
+    ],
+)
+def test_the_first_field_that_says_anything_counts(said, less_one):
+    codes, zeros, scale = random_parts(4, 32, 128, 4, np.float16)
+    stored = (zeros.astype(int) - less_one) % 16
+    arrays = {"qweight": packed(codes, 4, 0), "qzeros": packed(stored, 4, 1), "scales": scale}
+    got = weight(Gptq(), arrays, {"quantization_config": {"quant_method": "gptq", "bits": 4, **said}})
+    assert got.tobytes() == expected(codes, zeros, scale, np.arange(128) // 32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ({"version": "gemv", "checkpoint_format": "gemm"}, "gemv"),
+        ({"version": None, "checkpoint_format": "marlin", "format": "gemm"}, "marlin"),
+        ({"format": "GEMV_fast"}, "gemv_fast"),
+        ({"version": "GEMM", "checkpoint_format": "marlin", "format": "gemv"}, None),
+        ({"version": "gemm", "format": "gemv"}, None),
+        ({}, None),
+    ],
+)
+def test_the_first_field_that_says_a_version_counts(said, version):
+    zeros = np.zeros((4, 4), np.int32)
+    arrays = {"qweight": np.zeros((128, 4), np.int32), "qzeros": zeros, "scales": np.ones((4, 32), np.float16)}
+    stage = Awq().bind({"quantization_config": {"quant_method": "awq", "bits": 4, **said}})
+    if version is None:
+        stage.plan(weight_unit(arrays).spec)
+    else:
+        with pytest.raises(Unsupported, match=f"AWQ in the order of its version {version}; awq reads"):
+            stage.plan(weight_unit(arrays).spec)
+
+
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("said", [4, None])
 def test_gptq_of_mixed_bits_is_told_by_its_shapes(bits, said):
@@ -187,5 +230,7 @@ def test_an_order_that_points_nowhere_is_an_error():
         "qzeros": np.zeros((4, 4), I32),
         "scales": np.ones((4, 32), np.float16),
     }
-    with pytest.raises(CheckpointError, match="g_idx points to a group outside the 4"):
-        weight(Gptq(), arrays | {"g_idx": np.full(128, 4, I32)}, {"quantization_config": {"bits": 4}})
+    weight(Gptq(), arrays | {"g_idx": np.full(128, 3, I32)}, {"quantization_config": {"bits": 4}})
+    for order in (np.full(128, 4, I32), np.eye(1, 128, 9, dtype=I32)[0] * 4, -np.eye(1, 128, 127, dtype=I32)[0]):
+        with pytest.raises(CheckpointError, match="g_idx points to a group outside the 4"):
+            weight(Gptq(), arrays | {"g_idx": order}, {"quantization_config": {"bits": 4}})

@@ -42,7 +42,9 @@ def mixed(**change):
 def test_what_stays_quantised_would_not_be_explained(stage):
     (problem,) = Pipeline(loader=mixed(), preprocess=[stage()], writer=MemoryWriter()).plan().problems
     left = f"{QUERY}.qweight (I32 [256, 32])" if stage is Fp8 else "model.layers.0"
-    assert left in problem and "would stay quantised without the quantization_config of config.json" in problem
+    assert left in problem and "would stay quantised, without the quantization_config of config.json" in problem
+    if stage is Fp8:
+        assert f"with {QUERY}.qzeros and {QUERY}.scales beside it" in problem
     assert problem.endswith("add the preprocessor of its format, or moe-to-bf16 for a MoE model")
 
 

@@ -10,7 +10,10 @@ from ktforge_plugins import Int4, KtAmx, MoeToBf16, SafetensorsLoader, SplitExpe
 from ktforge_plugins.preprocess.split_experts import _Cut
 
 from ktforge import Pipeline, TensorSpec, Unit, UnitSpec, Unsupported
+from ktforge.contract.tensors import DTYPES
 from ktforge.testing import MemoryLoader, MemoryWriter
+
+E8M0 = DTYPES["F8_E8M0"]
 
 
 def convert(data, *, layout=True, split=None, **changes):
@@ -93,18 +96,18 @@ def test_what_is_stored_beside_a_weight_is_cut_with_it():
     gate_up = np.arange(2 * 8 * 4).reshape(2, 8, 4)
     arrays = {
         "gate_up.weight": gate_up, "gate_up.bias": np.arange(16).reshape(2, 8),
-        "gate_up.weight_scale_inv": np.arange(2 * 4 * 2).reshape(2, 4, 2),
+        "gate_up.weight_zero_point": np.arange(2 * 4 * 2).reshape(2, 4, 2),
         "down.weight": np.zeros((2, 4, 4), np.int64), "down.bias": np.arange(8).reshape(2, 4),
     }  # fmt: skip
     second = list(bound(moe_intermediate_size=4, hidden_size=4).apply(fused_unit(arrays)))[1]
     assert second.tensors["up.bias"].tolist() == [12, 13, 14, 15]
-    assert second.tensors["gate.weight_scale_inv"].tolist() == [[8, 9], [10, 11]]
+    assert second.tensors["gate.weight_zero_point"].tolist() == [[8, 9], [10, 11]]
     assert second.tensors["down.bias"].tolist() == [4, 5, 6, 7]
     assert np.array_equal(second.tensors["up.weight"], gate_up[1, 4:])
     alternating = bound(SplitExperts(gate_up="interleaved"), moe_intermediate_size=4, hidden_size=4)
     with pytest.raises(Unsupported, match="blocks that hold rows of gate and of up: put moe-to-bf16 before"):
         list(alternating.apply(fused_unit(arrays)))
-    del arrays["gate_up.weight_scale_inv"]
+    del arrays["gate_up.weight_zero_point"]
     second = list(alternating.apply(fused_unit(arrays)))[1]
     assert second.tensors["up.bias"].tolist() == [9, 11, 13, 15]
 
@@ -119,13 +122,18 @@ SCALES = {
 @pytest.mark.parametrize("how", ["halves", "interleaved"])
 @pytest.mark.parametrize("size", [224, 256])
 @pytest.mark.parametrize("activation", [False, True])
-def test_scales_of_every_granularity_go_with_their_rows(scale_of, how, size, activation):
+@pytest.mark.parametrize("stored", [np.float32, BF16, np.uint8, E8M0])
+def test_scales_of_every_granularity_go_with_their_rows(scale_of, how, size, activation, stored):
     """224 rows of each in blocks of 128: the second block has rows of both. Cut first or made BF16 first: the same."""
     random = np.random.default_rng(0)
     arrays = {}
     for projection, (n, k) in {"gate_up": (2 * size, 128), "down": (128, size)}.items():
         arrays[f"{projection}.weight"] = random.standard_normal((2, n, k), np.float32).astype(checkpoints.F8)
-        arrays[f"{projection}.weight_scale_inv"] = random.random(SCALES[scale_of](2, n, k), np.float32) + 0.5
+        scale = random.random(SCALES[scale_of](2, n, k), np.float32) + 0.5
+        exponents = random.integers(120, 134, scale.shape, np.uint8)
+        arrays[f"{projection}.weight_scale_inv"] = (
+            exponents.view(stored) if np.dtype(stored).itemsize == 1 else scale.astype(stored)
+        )
         if activation:
             arrays[f"{projection}.activation_scale"] = np.ones(2, np.float32)
     quantization = {"weight_block_size": [128, 128]} if scale_of == "blocks" else {"quant_method": "fp8"}

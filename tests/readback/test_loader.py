@@ -136,7 +136,7 @@ def test_a_family_that_no_file_knows_comes_back_under_its_own_names(tmp_path, re
 
 @pytest.mark.parametrize("layout", [KtAmx(), CompressedTensors()])
 @pytest.mark.parametrize("family", ["granitemoe", "step3p5"])
-def test_experts_that_were_fused_come_back_one_by_one(tmp_path, registry, family, layout):
+def test_experts_that_were_fused_come_back_fused(tmp_path, registry, family, layout):
     data = checkpoints.fuse(checkpoints.tensors(), stem="block_sparse_moe" if family == "granitemoe" else "moe")
     if family == "granitemoe":
         names = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
@@ -153,10 +153,50 @@ def test_experts_that_were_fused_come_back_one_by_one(tmp_path, registry, family
     ).run()  # fmt: skip
     dequantize_pipeline(tmp_path / "packed", tmp_path / "back", registry).run()
     made = checkpoints.load_output(tmp_path / "back")
-    for name, array in checkpoints.tensors().items():
-        if ".experts." in name:
-            got = made[name.replace("mlp", "block_sparse_moe" if family == "granitemoe" else "moe")]
-            assert np.abs(got.astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+    assert made.keys() == data.keys()
+    for name, array in data.items():
+        assert made[name].shape == array.shape, name
+        assert np.abs(made[name].astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_fused_experts_come_back_as_they_lay_and_one_at_a_time(tmp_path, registry, transposed, interleaved):
+    data = checkpoints.fuse(checkpoints.tensors(), transposed=transposed, interleaved=interleaved)
+    source = checkpoints.write(tmp_path / "source", data, checkpoints.config(model_type="qwen3_vl_moe_text"))
+    split = SplitExperts(gate_up="interleaved" if interleaved else "halves")
+    Pipeline(
+        loader=SafetensorsLoader(path=source), preprocess=[split], quantize=Int8(), layout=KtAmx(),
+        writer=SafetensorsWriter(path=tmp_path / "packed"),
+    ).run()  # fmt: skip
+    pipeline = dequantize_pipeline(tmp_path / "packed", tmp_path / "back", registry)
+    plan = pipeline.plan()
+    fused = [u for u in plan.units if u.source.fused]
+    assert len(fused) == checkpoints.LAYERS and all(u.shares == checkpoints.EXPERTS for u in fused)
+    assert all(u.working_bytes < u.source.nbytes for u in fused)
+    pipeline.run()
+    made = checkpoints.load_output(tmp_path / "back")
+    assert made.keys() == data.keys()
+    for name, array in data.items():
+        assert np.abs(made[name].astype(np.float32) - array.astype(np.float32)).max() < 0.002, name
+
+
+@pytest.mark.parametrize("damage", ["no list", "no projections", "another expert", "gone"])
+def test_a_manifest_that_says_nothing_usable_of_fused_experts(tmp_path, registry, damage):
+    data = checkpoints.fuse(checkpoints.tensors())
+    source = checkpoints.write(tmp_path / "source", data, checkpoints.config(model_type="qwen3_vl_moe_text"))
+    packed = tmp_path / "packed"
+    Pipeline(
+        loader=SafetensorsLoader(path=source), preprocess=[SplitExperts()], quantize=Int8(), layout=KtAmx(),
+        writer=SafetensorsWriter(path=packed),
+    ).run()  # fmt: skip
+    manifest = json.loads((packed / "ktforge_manifest.json").read_text())
+    damaged = {"no list": [1], "no projections": {"0": {"x": {"projections": 3}}, "1": 5}, "gone": {},
+               "another expert": {"0": {"x": {"projections": ["side"]}}}}[damage]  # fmt: skip
+    (packed / "ktforge_manifest.json").write_text(json.dumps({**manifest, "fused": damaged}))
+    dequantize_pipeline(packed, tmp_path / "back", registry).run()
+    made = checkpoints.load_output(tmp_path / "back")
+    assert "model.layers.1.mlp.experts.3.down_proj.weight" in made and len(made) == len(checkpoints.tensors())
 
 
 def _renamed(name, names):
@@ -231,3 +271,34 @@ def test_loader_and_layout_of_a_packed_folder_are_bound(source, tmp_path):
     Pipeline(loader=inner, writer=SafetensorsWriter(path=tmp_path / "back")).run()
     assert TOLD == [("loader", "qwen3_moe"), ("layout", "qwen3_moe")]
     assert checkpoints.load_output(tmp_path / "back").keys() == checkpoints.tensors().keys()
+
+
+class Releases(SafetensorsLoader):
+    """Notes what is read and what is let go of."""
+
+    def read(self, spec):
+        TOLD.append(("read", spec.name))
+        return super().read(spec)
+
+    def release(self, spec):
+        TOLD.append(("release", spec.name))
+        super().release(spec)
+
+
+def test_what_a_weight_is_made_of_is_released_a_part_at_a_time(source, tmp_path):
+    packed, loader = tmp_path / "packed", SafetensorsLoader(path=source)
+    Pipeline(loader=loader, quantize=Int4(), layout=KtAmx(), writer=SafetensorsWriter(path=packed)).run()
+    inner = PackedLoader(inner=Releases(path=packed), layout=KtAmx())
+    specs = {s.name: s for s in inner.scan()}
+    TOLD.clear()
+    name = checkpoints.expert_name(1, 2, "up")
+    inner.read(specs[name])
+    stems = [f"blk.1.ffn_up_exps.2.numa.{part}" for part in range(2)]
+    wanted = [(done, f"{s}.{p}") for s in stems for done in ("read", "release") for p in ("weight", "scale")]
+    assert wanted == TOLD
+    TOLD.clear()
+    inner.release(specs[name])
+    assert TOLD == [], "nothing is left of it"
+    inner.read(specs["model.norm.weight"])
+    inner.release(specs["model.norm.weight"])
+    assert TOLD == [("read", "norm.weight"), ("release", "norm.weight")]

@@ -11,12 +11,12 @@ from unittest import mock
 import checkpoints
 import pytest
 from conversions import model, pipeline, tree
-from hostile import CONFIGS, GOOD, HEADERS, header
+from hostile import CONFIGS, GOOD, HEADERS, SAID_OF_CONFIGS, SAID_OF_HEADERS, header
 from ktforge_plugins import BinLoader, SafetensorsLoader, SafetensorsWriter
 from ktforge_plugins.loaders.kt_folder import KtFolderLoader
 
-from ktforge import KtforgeError, Pipeline
-from ktforge.disk.marks import CONFIG
+from ktforge import CheckpointError, Pipeline, PlanError
+from ktforge.disk.marks import CONFIG, MANIFEST
 
 
 @pytest.fixture
@@ -25,9 +25,11 @@ def folder(tmp_path):
     return model(tmp_path / "model", 1, 2, 512, 256, shards=1)
 
 
-def refused(call, *, length=1000):
-    with pytest.raises(KtforgeError) as caught:
+def refused(call, message, error=CheckpointError, *, length=1000):
+    """What is said of it: this, by that kind of error, and little more."""
+    with pytest.raises(error) as caught:
         call()
+    assert type(caught.value) is error and message in str(caught.value)
     assert 1 <= len(caught.value.problems) <= 101
     for problem in caught.value.problems:
         assert 10 < len(problem) < length and "\n" not in problem, problem
@@ -40,10 +42,22 @@ def convert(folder, loader=SafetensorsLoader):
     ).run()  # fmt: skip
 
 
+def made_of(out):
+    """All files of an output but the manifest, which names the source; none of them is a link."""
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+    return {name: found for name, found in tree(out).items() if name != MANIFEST}
+
+
+def made_of_files(folder):
+    """What comes of a folder as long as no file in it is a link."""
+    pipeline(folder, SafetensorsWriter(path=folder.parent / "plain")).run()
+    return made_of(folder.parent / "plain")
+
+
 @pytest.mark.parametrize("kind", HEADERS)
 def test_safetensors_headers(folder, kind):
     (folder / "model-2.safetensors").write_bytes(HEADERS[kind])
-    said = refused(lambda: convert(folder))
+    said = refused(lambda: convert(folder), SAID_OF_HEADERS[kind])
     assert "model-2.safetensors" in said
     assert not (folder.parent / "out").exists()
 
@@ -51,30 +65,38 @@ def test_safetensors_headers(folder, kind):
 def test_the_tests_above_are_refused_for_what_is_wrong_with_them(folder):
     (folder / "model-2.safetensors").write_bytes(header(GOOD))
     convert(folder)
+    made = checkpoints.load_output(folder.parent / "out")
+    assert made["a"].tobytes() == bytes(16) and len(made) > 1
+    assert SAID_OF_HEADERS.keys() == HEADERS.keys() and SAID_OF_CONFIGS.keys() == CONFIGS.keys()
+
+
+ELSEWHERE = "model.safetensors.index.json points outside its folder, to "
+MISSING = "which is missing: download it again"
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "message"),
     [
-        "../../etc/passwd",
-        "/etc/passwd",
-        "a/../../b",
-        "nul\0",
-        "x" * 10_000,
-        "no-such-file",
-        "",
-        ".",
-        "link.safetensors",
+        ("../../etc/passwd", ELSEWHERE + "'../../etc/passwd'"),
+        ("/etc/passwd", ELSEWHERE + "'/etc/passwd'"),
+        ("a/../../b", ELSEWHERE + "'a/../../b'"),
+        ("nul\0", ELSEWHERE + "'nul\\x00'"),
+        ("x" * 10_000, f"{'x' * 200}, {MISSING}"),
+        ("no-such-file", f"names no-such-file, {MISSING}"),
+        ("", f"names ., {MISSING}"),
+        (".", f"names ., {MISSING}"),
+        ("link.safetensors", "model.safetensors is not in model.safetensors.index.json: remove it"),
     ],
 )
-def test_an_index_that_points_elsewhere(folder, name):
+def test_an_index_that_points_elsewhere(folder, name, message):
     outside = folder.parent / "outside.safetensors"
     outside.write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "link.safetensors").symlink_to(outside)
     names = checkpoints.load_output(folder).keys()
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(lambda: convert(folder))
+    refused(lambda: convert(folder), message)
+    assert not (folder.parent / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", CONFIG])
@@ -84,8 +106,8 @@ def test_a_link_out_of_the_folder(folder, name):
     (folder / CONFIG).write_bytes(secret.read_bytes())
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret)
-    said = refused(lambda: convert(folder))
-    assert f"{name} is a link to {secret}, outside the checkpoint and where no link of its weights leads: put" in said
+    outside = f"{name} is a link to {secret}, outside the checkpoint and where no link of its weights leads: put"
+    said = refused(lambda: convert(folder), outside)
     assert "say --follow-links" in said
     loader = SafetensorsLoader(path=folder, follow_links=True)
     Pipeline(loader=loader, writer=SafetensorsWriter(path=folder.parent / "out")).run()
@@ -101,7 +123,7 @@ def test_a_link_to_no_weights_lets_nothing_else_through(folder, name):
     for path in (name, "vocab.json"):
         (folder / path).unlink(missing_ok=True)
         (folder / path).symlink_to(private / "key")
-    assert "vocab.json is a link to" in refused(lambda: convert(folder))
+    refused(lambda: convert(folder), f"vocab.json is a link to {private / 'key'}, outside the checkpoint")
 
 
 def test_a_side_file_may_lead_to_no_hidden_one_beside_the_weights(folder):
@@ -111,7 +133,7 @@ def test_a_side_file_may_lead_to_no_hidden_one_beside_the_weights(folder):
     (folder / "model.safetensors").rename(home / "model.safetensors")
     (folder / "model.safetensors").symlink_to(home / "model.safetensors")
     (folder / "vocab.json").symlink_to(home / ".ssh" / "key")
-    assert "vocab.json is a link to" in refused(lambda: convert(folder))
+    refused(lambda: convert(folder), f"vocab.json is a link to {home / '.ssh' / 'key'}, outside the checkpoint")
 
 
 def test_links_elsewhere_on_the_disk(folder):
@@ -129,11 +151,14 @@ def test_links_elsewhere_on_the_disk(folder):
     one, two = (tree(out) for out in outs)
     del one["ktforge_manifest.json"], two["ktforge_manifest.json"]  # which name the source
     assert one == two and "more/notes.md" in one and not any(p.is_symlink() for p in outs[1].rglob("*"))
-    said = refused(lambda: pipeline(links, SafetensorsWriter(path=store)).run(overwrite=True))
-    assert "is a link into the output folder" in said
+    before = tree(store)
+    into = pipeline(links, SafetensorsWriter(path=store))
+    refused(lambda: into.run(overwrite=True), "is a link into the output folder", PlanError)
+    assert tree(store) == before
 
 
 def test_links_into_a_hub_cache_from_anywhere(folder):
+    wanted = made_of_files(folder)
     blobs = folder.parent / "models--a--b" / "blobs"
     (blobs.parent / "snapshots").mkdir(parents=True)
     blobs.mkdir()
@@ -141,6 +166,7 @@ def test_links_into_a_hub_cache_from_anywhere(folder):
         path.rename(blobs / str(i))
         path.symlink_to(blobs / str(i))
     convert(folder)
+    assert made_of(folder.parent / "out") == wanted
 
 
 def test_a_kt_file_that_is_a_link_out_of_the_folder(tmp_path):
@@ -148,11 +174,12 @@ def test_a_kt_file_that_is_a_link_out_of_the_folder(tmp_path):
     secret.write_bytes(b"12345678")
     folder.mkdir(parents=True)
     (folder / "INT4_up_0_8Byte_quant_.kt").symlink_to(secret)
-    said = refused(lambda: list(KtFolderLoader(path=tmp_path / "model").scan()))
-    assert "INT4_up_0_8Byte_quant_.kt is a link to" in said and "outside the checkpoint" in said
+    linked = f"INT4_up_0_8Byte_quant_.kt is a link to {secret}, outside the checkpoint"
+    refused(lambda: list(KtFolderLoader(path=tmp_path / "model").scan()), linked)
 
 
 def test_a_hub_cache_is_links_and_that_is_fine(folder):
+    wanted = made_of_files(folder)
     snapshot = folder.parent / "models--a--b" / "snapshots" / "0123"
     blobs = folder.parent / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
@@ -162,21 +189,26 @@ def test_a_hub_cache_is_links_and_that_is_fine(folder):
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(path.rename(blobs / str(i)))
     pipeline(snapshot, SafetensorsWriter(path=folder.parent / "out")).run()
+    assert made_of(folder.parent / "out") == wanted
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder):
+    wanted = {n: a.tobytes() for n, a in checkpoints.load_output(folder).items() if ".experts." not in n}
     os.mkfifo(folder / "added_tokens.json")
     os.mkfifo(folder / "model-2.safetensors")
     convert(folder)
+    made = checkpoints.load_output(folder.parent / "out")
+    assert all(made[n.removeprefix("model.")].tobytes() == data for n, data in wanted.items())
+    assert not (folder.parent / "out" / "added_tokens.json").exists()
     (folder / CONFIG).unlink()
     os.mkfifo(folder / CONFIG)
-    refused(lambda: convert(folder))
+    refused(lambda: convert(folder), "config.json is not a file")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_config_json(folder, kind):
     (folder / CONFIG).write_bytes(CONFIGS[kind])
-    assert CONFIG in refused(lambda: convert(folder))
+    refused(lambda: convert(folder), SAID_OF_CONFIGS[kind])
 
 
 @pytest.mark.parametrize("value", [-1, 10**30, "7168", 1.5, [], {}, True, 10**6])
@@ -184,9 +216,16 @@ def test_config_json(folder, kind):
 def test_sizes_that_are_none(folder, key, value):
     config = json.loads((folder / CONFIG).read_text())
     (folder / CONFIG).write_text(json.dumps({**config, key: value}))
-    if key == "num_hidden_layers" and value is True:
-        value = 1
-    refused(lambda: convert(folder))
+    most = 50_000 if key in ("num_experts", "num_hidden_layers") else 1_000_000
+    if value == most:  # a size that could be, and is not that of the tensors
+        refused(
+            lambda: convert(folder),
+            f"but config.json says [{'512, ' if key == 'hidden_size' else ''}1000000",
+            PlanError,
+        )
+        return
+    shown = repr(value)[:40]
+    refused(lambda: convert(folder), f"config.json: {key} is {shown}; it must be a whole number up to {most:,}")
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_experts", "num_hidden_layers", "moe_intermediate_size"])
@@ -203,7 +242,10 @@ def test_config_that_would_take_forever(folder):
     config = json.loads((folder / CONFIG).read_text())
     config |= {"num_hidden_layers": 999_999, "num_experts": 999_999, "mlp_only_layers": list(range(10**6))}
     (folder / CONFIG).write_text(json.dumps(config))
-    refused(lambda: convert(folder))
+    said = refused(
+        lambda: convert(folder), "config.json: num_experts is 999999; it must be a whole number up to 50,000"
+    )
+    assert "config.json: num_hidden_layers is 999999; it must be" in said
 
 
 @pytest.mark.parametrize("block", [[0, 0], [-1, 128], [10**30, 128], ["128", "128"], [128], [1.5, 2]])
@@ -212,7 +254,10 @@ def test_blocks_that_are_none(tmp_path, block):
     config = json.loads((folder / CONFIG).read_text())
     config["quantization_config"]["weight_block_size"] = block
     (folder / CONFIG).write_text(json.dumps(config))
-    refused(lambda: convert(folder))
+    message = f"config.json: weight_block_size is {block}; it must be [rows, columns]"
+    if block == [10**30, 128]:  # rows in one block each, of which there are as many as scales only in one
+        message = f"which is no scale for all, for rows or for blocks of {block} (config.json)"
+    refused(lambda: convert(folder), message, PlanError)
 
 
 # .bin files. torch is a part of the test, as its reader is what has to hold.
@@ -247,22 +292,29 @@ def test_a_pickle_that_calls_is_not_called(bin_folder):
     import torch
 
     marker = bin_folder.parent / "called"
-    for save in (lambda p: torch.save({"a": Calls(marker)}, p), lambda p: p.write_bytes(pickle.dumps(Calls(marker)))):
+    objects = "pytorch_model-2.bin holds pickled objects other than tensors, which could run code, so it is not loaded"
+    for save, message in (
+        (lambda p: torch.save({"a": Calls(marker)}, p), objects),
+        (lambda p: p.write_bytes(pickle.dumps(Calls(marker))), "pytorch_model-2.bin is not a whole torch.save archive"),
+        (lambda p: archive(p, pickle.dumps({"a": Calls(marker)}, 2)), objects),
+    ):
         save(bin_folder / "pytorch_model-2.bin")
-        said = refused(lambda: convert(bin_folder, BinLoader))
-        assert "pytorch_model-2.bin" in said and not marker.exists()
+        refused(lambda: convert(bin_folder, BinLoader), message)
+        assert not marker.exists() and not (bin_folder.parent / "out").exists()
 
 
+OBJECTS, NO_STATE = "holds pickled objects other than tensors", "is not a plain state dict of dense tensors"
+#: What is pickled, and what is said of it.
 PICKLES = {
-    "nothing": b"",
-    "protocol 4": pickle.dumps({"a": 1}, 4),
-    "protocol 0": pickle.dumps({"a": 1}, 0),
-    "no dict": pickle.dumps([1], 2),
-    "no tensors": pickle.dumps({"a": 1}, 2),
-    "cut off": b"\x80\x02}q",
-    "string of 2 GB": b"\x80\x02X\xff\xff\xff\x7fabc.",
-    "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
-    "gigabyte": b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x3f\x85R.",
+    "nothing": (b"", "cannot be read by torch: EOFError"),
+    "protocol 4": (pickle.dumps({"a": 1}, 4), OBJECTS),
+    "protocol 0": (pickle.dumps({"a": 1}, 0), OBJECTS),
+    "no dict": (pickle.dumps([1], 2), NO_STATE),
+    "no tensors": (pickle.dumps({"a": 1}, 2), NO_STATE),
+    "cut off": (b"\x80\x02}q", "cannot be read by torch: "),
+    "string of 2 GB": (b"\x80\x02X\xff\xff\xff\x7fabc.", "cannot be read by torch: EOFError"),
+    "deep": (b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".", NO_STATE),
+    "gigabyte": (b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x3f\x85R.", ""),
 }
 
 
@@ -343,24 +395,27 @@ def test_every_dtype_and_parameter_is_no_bomb(bin_folder):
 
 @pytest.mark.parametrize("kind", PICKLES)
 def test_pickles(bin_folder, kind):
-    archive(bin_folder / "pytorch_model-2.bin", PICKLES[kind])
-    assert "pytorch_model-2.bin" in refused(lambda: convert(bin_folder, BinLoader))
+    pickled, message = PICKLES[kind]
+    archive(bin_folder / "pytorch_model-2.bin", pickled)
+    refused(lambda: convert(bin_folder, BinLoader), f"pytorch_model-2.bin {message}")
+    assert not (bin_folder.parent / "out").exists()
 
 
 def test_zip_bombs(bin_folder):
     path = bin_folder / "pytorch_model-2.bin"
     archive(path, b"\0" * 200_000_000, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 10**6
-    assert "is compressed" in refused(lambda: convert(bin_folder, BinLoader))
+    refused(lambda: convert(bin_folder, BinLoader), "pytorch_model-2.bin is compressed (model/data.pkl)")
     path.write_bytes(b"PK\x05\x06" + bytes(18))
-    refused(lambda: convert(bin_folder, BinLoader))
+    refused(lambda: convert(bin_folder, BinLoader), "pytorch_model-2.bin has no data.pkl as torch.save writes it")
     (bin_folder / "pytorch_model-3.bin").write_bytes((bin_folder / "pytorch_model.bin").read_bytes()[:-100])
     path.unlink()
-    refused(lambda: convert(bin_folder, BinLoader))
+    refused(lambda: convert(bin_folder, BinLoader), "pytorch_model-3.bin is not a whole torch.save archive (cut short")
 
 
 def test_a_tensor_larger_than_its_file(bin_folder):
     import torch
 
     torch.save({"a": torch.zeros(1).expand(1 << 40)}, bin_folder / "pytorch_model-2.bin")
-    assert "a has 4,398,046,511,104 bytes, its storage 4" in refused(lambda: convert(bin_folder, BinLoader))
+    message = "pytorch_model-2.bin: a has 4,398,046,511,104 bytes, its storage 4"
+    refused(lambda: convert(bin_folder, BinLoader), message)

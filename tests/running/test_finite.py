@@ -1,6 +1,7 @@
 """NaN and infinity are refused wherever weights are converted, by tensor and place, and passed by elsewhere."""
 
 import tracemalloc
+from typing import ClassVar
 
 import checkpoints
 import numpy as np
@@ -11,7 +12,7 @@ from ktforge_plugins import CompressedTensors, Fp8, Int4, KtAmx, MoeToBf16, Safe
 from ktforge import CheckpointError, Pipeline, Registry, native
 from ktforge.contract.finite import is_finite
 from ktforge.pipeline.presets import dequantize_pipeline
-from ktforge.testing import MemoryWriter
+from ktforge.testing import MemoryLoader, MemoryWriter
 
 NAME = checkpoints.expert_name(1, 2, "down")
 
@@ -46,7 +47,9 @@ def test_moe_to_bf16(tmp_path, dtype, value):
 def test_a_number_that_float32_holds_and_bf16_does_not(tmp_path):
     data = {n: a.astype(np.float32) if ".experts." in n else a for n, a in checkpoints.tensors().items()}
     data[NAME][7, 300] = np.finfo(np.float32).max
-    with pytest.raises(CheckpointError, match=r"row 7, column 300.*or has a number there that BF16 cannot hold"):
+    with pytest.raises(
+        CheckpointError, match=r"row 7, column 300.*or above 3.39e38, the largest number that BF16 holds"
+    ):
         to_bf16(tmp_path / "m", data)
 
 
@@ -91,7 +94,7 @@ def test_dequantize_looks_at_scales(source, tmp_path, layout, quantizer, scale, 
     place = spec.offset + 7 * spec.nbytes // spec.shape[0]
     raw[place : place + spec.dtype.itemsize] = np.array([value]).astype(spec.dtype).tobytes()
     file.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=rf"{file}: {NAME} is NaN or infinite at row 7, column \d+:"):
+    with pytest.raises(CheckpointError, match=rf"{file}: {NAME} is NaN or infinite at row 7, column \d+, or above"):
         dequantize_pipeline(packed, tmp_path / "back", Registry.installed()).run()
     assert not (tmp_path / "back" / "config.json").exists()
 
@@ -103,3 +106,27 @@ def test_looking_takes_no_memory():
     assert is_finite(array)
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
+
+
+class TwoSteps(KtAmx):
+    name: ClassVar[str] = "two-steps"
+
+    def fused(self, quantizer, spec):
+        return None
+
+
+@pytest.mark.parametrize("layout", [KtAmx, TwoSteps])
+@pytest.mark.parametrize("projection", ["gate", "up", "down"])
+@pytest.mark.parametrize("place", [(0, 0), (255, 128), (256, 127), (511, 255), (400, 130)])
+def test_a_place_in_a_part_is_told_as_that_in_the_weight(layout, projection, place):
+    """The second part begins at row 256 of gate and up, and at column 256 of down."""
+    place = place[::-1] if projection == "down" else place
+    data = {n: np.ones_like(a) for n, a in checkpoints.tensors().items()}
+    name = checkpoints.expert_name(1, 3, projection)
+    data[name][place] = np.inf
+    loader = MemoryLoader(tensors=data, model=checkpoints.config())
+    made = Pipeline(loader=loader, quantize=Int4(), layout=layout(threadpool_count=2), writer=MemoryWriter())
+    with pytest.raises(
+        CheckpointError, match=rf"{name} is NaN or infinite at row {place[0]}, column {place[1]}, or above"
+    ):
+        made.run()

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktforge.cli.options import Block, FollowLinks, PluginFiles, installed
-from ktforge.cli.table import show_rows
+from ktforge.cli.options import AsJson, Block, FollowLinks, PluginFiles, installed
+from ktforge.cli.table import show_json, show_rows
 
 if TYPE_CHECKING:
     from ktforge.comparison.result import Comparison
@@ -34,10 +33,12 @@ def command(
             "--max-error", metavar="ERROR", min=0, help="The largest relative error that is well, such as 0.2."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON, a row a projection.")] = False,
+    as_json: AsJson = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Threads that compare.  [default: the cores this process may use]"),
+        typer.Option(
+            "--workers", metavar="N", min=1, help="Threads that compare.  [default: the cores this process may use]"
+        ),
     ] = None,
     memory_limit: Annotated[
         str | None, typer.Option("--memory-limit", metavar="SIZE", help="Most memory for the original, such as 2GB.")
@@ -61,7 +62,7 @@ def command(
         follow_links=follow_links,
     )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2))
+        show_json(found.to_dict())
     else:
         show_rows([*_rows(found), *(("note", n) for n in found.notes), *(("wrong", p) for p in found.problems)])
     if not found.ok:

@@ -13,9 +13,12 @@ from ktforge.cli.options import (
     Output,
     PluginFiles,
     RunOptions,
+    Sets,
     installed,
     takes_run_options,
 )
+from ktforge.cli.table import show_json
+from ktforge.cli.upstream import check_method, remark
 from ktforge.text import nearest
 
 if TYPE_CHECKING:
@@ -54,9 +57,12 @@ def command(
             metavar="NAME",
             help="int4, int8, rawint4 (int4 in groups of 32, codes -7 to 7), or what a plugin offers.",
         ),
-    ],
+    ] = "int4",
     input_type: Annotated[
-        InputType, typer.Option("--input-type", help="Precision of the source's experts; checked if it is not auto.")
+        InputType,
+        typer.Option(
+            "--input-type", case_sensitive=False, help="Precision of the source's experts; checked if it is not auto."
+        ),
     ] = InputType.auto,
     layout: Annotated[
         str | None,
@@ -68,7 +74,8 @@ def command(
         ),
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option("--group-size", min=1, help="Columns that share a scale.  [default: a whole row]")
+        int | None,
+        typer.Option("--group-size", metavar="N", min=1, help="Columns that share a scale.  [default: a whole row]"),
     ] = None,
     cpuinfer_threads: Annotated[
         int | None,
@@ -83,11 +90,23 @@ def command(
     ] = False,
     follow_links: FollowLinks = False,
     gate_up: Annotated[
-        GateUp, typer.Option("--gate-up", help="How fused experts keep gate and up in one tensor.")
+        GateUp,
+        typer.Option("--gate-up", case_sensitive=False, help="How fused experts keep gate and up in one tensor."),
     ] = GateUp.auto,
     expert_order: Annotated[
-        ExpertOrder, typer.Option("--expert-order", help="Axes of fused experts' matrices, outputs or inputs first.")
+        ExpertOrder,
+        typer.Option(
+            "--expert-order", case_sensitive=False, help="Axes of fused experts' matrices, outputs or inputs first."
+        ),
     ] = ExpertOrder.auto,
+    resume_layer: Annotated[
+        int | None, typer.Option("--resume-layer", metavar="N", help="Upstream's; not needed, and says so.")
+    ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Upstream's; not needed, and says so.")] = False,
+    fp8_expert_batch: Annotated[
+        int | None, typer.Option("--fp8-expert-batch", metavar="N", help="Upstream's; not needed, and says so.")
+    ] = None,
+    sets: Sets = None,
     block: Block = None,
     plugins: PluginFiles = None,
     print_pipeline: Annotated[
@@ -101,6 +120,7 @@ def command(
     from ktforge.pipeline.file import build_pipeline, dump_pipeline
     from ktforge.pipeline.presets import convert
 
+    remark({"resume_layer": resume_layer, "gpu": gpu, "fp8_expert_batch": fp8_expert_batch})
     registry = installed(block, plugins)
     preset = _preset(registry.presets(), quant_method, layout)
     options_of_presets: dict[Option, Any] = {
@@ -116,8 +136,10 @@ def command(
         input_path, output, preset, given=given, input_type=input_type.value, cpuinfer_threads=cpuinfer_threads,
         follow_links=follow_links, fused={"gate_up": gate_up.value, "order": expert_order.value},
     )  # fmt: skip
-    pipeline = build_pipeline(data, registry, NAME)
-    if print_pipeline:
+    pipeline = build_pipeline(data, registry, NAME, sets or ())
+    if print_pipeline and options.as_json:
+        show_json(pipeline.to_dict())
+    elif print_pipeline:
         typer.echo(dump_pipeline(pipeline), nl=False)
     else:
         carry_out(pipeline, registry, options)
@@ -127,6 +149,7 @@ def _preset(presets: Sequence[Preset], method: str, layout: str | None) -> Prese
     """The preset that these words mean. Raises BadParameter with those there are."""
     named = [p for p in presets if p.name.lower() == method.lower()]
     if not named:
+        check_method(method)
         known = list(dict.fromkeys(p.name for p in presets))
         raise typer.BadParameter(
             f"there is no --quant-method {method}{nearest(method.lower(), known)}; there are {', '.join(known)}"

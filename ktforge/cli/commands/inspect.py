@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ktforge.cli.options import Block, Checkpoint, FollowLinks, PluginFiles, installed
-from ktforge.cli.table import show_rows
+from ktforge.cli.options import AsJson, Block, Checkpoint, FollowLinks, PluginFiles, installed
+from ktforge.cli.table import show_json, show_rows
 
 if TYPE_CHECKING:
     from ktforge.inspection.description import Inspection
@@ -16,7 +15,7 @@ NAME = "inspect"
 
 def command(
     checkpoint: Checkpoint,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: AsJson = False,
     follow_links: FollowLinks = False,
     block: Block = None,
     plugins: PluginFiles = None,
@@ -33,7 +32,7 @@ def command(
 
     seen = describe(Look.at(checkpoint, installed(block, plugins), follow_links=follow_links))
     if as_json:
-        typer.echo(json.dumps(seen.to_dict(), indent=2))
+        show_json(seen.to_dict())
     else:
         show_rows([*_rows(seen), *_targets(seen), *(("wrong", problem) for problem in seen.problems)])
     if not seen.usable:

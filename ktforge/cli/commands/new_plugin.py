@@ -22,7 +22,11 @@ def command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What follows use: in pipeline files, such as my-int3.")],
     kind: Annotated[
         Kind | None,
-        typer.Option("--kind", help="What the package has.  [default: a quantizer and a layout that go together]"),
+        typer.Option(
+            "--kind",
+            case_sensitive=False,
+            help="What the package has.  [default: a quantizer and a layout that go together]",
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", metavar="DIR", help="The folder to write.  [default: ktforge-NAME]")

@@ -1,110 +1,16 @@
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
-from ktforge.cli.options import Block, PipelineFile, PluginFiles, Sets, installed
-from ktforge.cli.table import show_rows
-
-if TYPE_CHECKING:
-    from ktforge.contract.plan import Plan
+from ktforge.cli.options import AsJson, Block, PipelineFile, PluginFiles, Sets, installed
 
 NAME = "plan"
 
 
 def command(
-    pipeline: PipelineFile,
-    sets: Sets = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    block: Block = None,
-    plugins: PluginFiles = None,
+    pipeline: PipelineFile, sets: Sets = None, as_json: AsJson = False, block: Block = None, plugins: PluginFiles = None
 ) -> None:
     """Show what a pipeline file would do, and everything that speaks against it, from headers alone."""
+    from ktforge.cli.plans import show
     from ktforge.pipeline.file import load_pipeline
 
     registry = installed(block, plugins)
-    plan = load_pipeline(pipeline, registry, sets or ()).plan(registry)
-    show(plan, as_json=as_json)
-
-
-def show(plan: Plan, *, as_json: bool, workers: int | None = None, memory_limit: int | None = None) -> None:
-    """Prints the plan for so many ``workers`` (default: one a core) within a memory limit in bytes, then raises
-    PlanError if it has refusals."""
-    if as_json:
-        typer.echo(json.dumps(summary(plan), indent=2))
-        if plan.problems:
-            raise typer.Exit(1)
-        return
-    show_rows(_rows(plan, workers, memory_limit))
-    plan.check()
-    plan.check_memory(memory_limit)
-
-
-def summary(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data, for ``--json``."""
-    from ktforge.output.folder import outlook
-    from ktforge.running.execute import default_workers
-
-    workers = default_workers()
-    return {
-        "model_type": plan.model.model_type,
-        "experts": plan.model.experts,
-        "moe_layers": sorted(plan.model.moe_layers),
-        "units": len(plan.units),
-        "expert_units": plan.expert_units,
-        "files": [{"path": f.path, "bytes": f.nbytes, "tensors": len(f.tensors)} for f in plan.files],
-        "formats": list(plan.formats),
-        "methods": list(plan.methods),
-        "source_bytes": plan.source_bytes,
-        "output_bytes": plan.output_bytes,
-        "workers": workers,
-        "peak_memory_bytes": plan.peak_memory(workers),
-        "left_out": [t.name for t in plan.left_out],
-        "output_folder": outlook(plan),
-        "problems": list(plan.problems),
-    }
-
-
-def _rows(plan: Plan, workers: int | None, memory_limit: int | None) -> list[tuple[str, str]]:
-    from ktforge.contract.tensors import total_bytes
-    from ktforge.output.folder import outlook
-    from ktforge.running.execute import default_workers
-    from ktforge.text import counted, size_text
-
-    model, workers = plan.model, workers or default_workers()
-    experts = f"{counted(model.experts, 'expert')} in {counted(len(model.moe_layers), 'layer')}"
-    rows = [("model", f"{model.model_type or 'unknown type'}, {experts if model.experts else 'dense'}")]
-    if not plan.problems:
-        of_them = f", {plan.expert_units:,} of them {'expert' if plan.expert_units == 1 else 'experts'}"
-        rows += [
-            ("units", f"{len(plan.units):,}{of_them if model.experts else ''}"),
-            ("source", size_text(plan.source_bytes)),
-        ]
-        ratio = plan.source_bytes / plan.output_bytes if plan.output_bytes else 0
-        files = counted(len(plan.files), "file")
-        peak = _peak(plan, workers, memory_limit)
-        rows += [
-            ("output", f"{size_text(plan.output_bytes)} in {files} ({', '.join(plan.formats) or 'no layout'})"),
-            ("compression", f"{ratio:.2f} : 1"),
-            ("peak memory", f"{peak}, beside Python's own"),
-        ]
-    if plan.left_out:
-        size = size_text(total_bytes(plan.left_out))
-        more = f", {plan.left_out[0].name} among them" if len(plan.left_out) > 1 else f", {plan.left_out[0].name}"
-        rows.append(("left out", f"{counted(len(plan.left_out), 'tensor')}, {size}{more}"))
-    rows += [("config.json", note.removeprefix("config.json ")) for note in plan.notes]
-    if foreseen := outlook(plan):
-        rows.append(("output folder", foreseen))
-    return rows
-
-
-def _peak(plan: Plan, workers: int, memory_limit: int | None) -> str:
-    from ktforge.text import counted, size_text
-
-    free, bound = plan.peak_memory(workers), plan.peak_memory(workers, memory_limit)
-    at_once = f"{counted(workers, 'unit')} at once"
-    if bound == free:
-        return f"{size_text(free)} for {at_once}"
-    return f"{size_text(bound)}, the limit; {at_once} would take {size_text(free)}, so workers wait for each other"
+    show(load_pipeline(pipeline, registry, sets or ()).plan(registry), as_json=as_json)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -28,6 +30,7 @@ from ktforge import (
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import BF16
 from ktforge.model.config import quantization_config
+from ktforge_plugins.layouts.engines import kt_command
 
 INT8, INT32, INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
 WORD_BITS = 32
@@ -156,6 +159,19 @@ class CompressedTensors(Layout):
             "ignore": ignored,
         }
         return {**config, "quantization_config": quantization}
+
+    def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
+        """By KTransformers where experts alone are quantised, as its RAWINT4 reads them; else by vLLM."""
+        quantised = [r for r in results if r.quant is not None]
+        if not quantised:
+            return None
+        raw = self.format == "pack-quantized" and all(
+            r.unit.is_expert and r.quant and r.quant.bits == 4 and r.quant.group_size == RAWINT4_GROUP
+            and r.quant.symmetric for r in quantised
+        )  # fmt: skip
+        return (
+            kt_command("RAWINT4", source, output, threads, None) if raw else shlex.join(["vllm", "serve", str(output)])
+        )
 
     def _tensors(self, spec: QuantSpec, part: Part) -> list[TensorSpec]:
         (n, k), groups, module = part.shape, spec.groups(part), _module(spec.unit, part)

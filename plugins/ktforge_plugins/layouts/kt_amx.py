@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,6 +39,7 @@ from ktforge.model.architectures import NUMBER
 from ktforge.model.config import read_model_config
 from ktforge.model.names import canonical
 from ktforge.model.units import expert_unit
+from ktforge_plugins.layouts.engines import kt_command
 from ktforge_plugins.quantize.integer import IntegerQuantizer, kt_method, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
@@ -57,6 +59,7 @@ class KtAmx(Layout):
     """
 
     name: ClassVar[str] = "kt-amx"
+    served_from: ClassVar[tuple[str, ...]] = ("safetensors", "kt-folder")
     experts_only: ClassVar[bool] = True
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
@@ -184,6 +187,10 @@ class KtAmx(Layout):
                 )  # fmt: skip
             except native.NotFinite as error:
                 raise not_finite(spec.unit.tensors[role], part, error) from error
+
+    def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
+        bits = next((r.quant.bits for r in results if r.quant is not None), None)
+        return None if bits is None else kt_command(f"AMXINT{bits}", source, output, threads, self.threadpool_count)
 
     def passthrough(self, tensor: TensorSpec) -> str | None:
         if self.non_experts == "omit":

@@ -129,8 +129,8 @@ class BinLoader(FolderLoader):
         for name, tensor in tensors.items():
             if tensor.dtype not in dtypes:
                 raise CheckpointError(
-                    f"{file}: {name} has the dtype {tensor.dtype}, which ktforge does not read: "
-                    "get a copy in another number format"
+                    f"{file}: {name} has the dtype {tensor.dtype}, which is no number format of weights: get "
+                    "a copy in BF16, FP16 or FP32, or save it so with transformers"
                 )
             yield TensorSpec(name, dtypes[tensor.dtype], tuple(tensor.shape), file)
 

@@ -186,8 +186,8 @@ def _scan_file(file: Path) -> tuple[SourceFile, list[TensorSpec]]:
     except KeyError:
         name, dtype = next((n, e["dtype"]) for n, e in entries.items() if e["dtype"] not in DTYPES)
         raise CheckpointError(
-            f"{file}: {name[:200]} has the dtype {dtype}, which ktforge does not read: get a copy in "
-            "another number format"
+            f"{file}: {name[:200]} has the dtype {dtype}, which is no number format of weights: get "
+            "a copy in BF16, FP16 or FP32, or save it so with transformers"
         ) from None
     except TypeError:  # the library reads some spellings of an entry that no writer uses, such as a list
         raise CheckpointError(f"{file} has a header that says in no known form what it holds: save it again") from None

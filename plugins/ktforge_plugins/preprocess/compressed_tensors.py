@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from ktforge import CheckpointError, Loader, ModelConfig, Preprocessor, TensorSpec, UnitSpec, Unsupported, hookimpl
+from ktforge.contract.rules import CHOICES_LIMIT, may_take_forever
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import DTYPES, dtype_name
 from ktforge.model.names import canonical
@@ -26,8 +27,6 @@ from ktforge_plugins.preprocess.lowest_codes import lowest_codes
 I8, I32 = DTYPES["I8"], DTYPES["I32"]
 #: What to do about tensors that config.json does not fit.
 CONFIG = "get the config.json that belongs to it"
-#: Patterns in use have up to 80 characters, 3 repetitions and 2 groups.
-PATTERN_LIMIT, CHOICES_LIMIT = 200, 4
 ZERO, GROUPS, SHAPE = "weight_zero_point", "weight_g_idx", "weight_shape"
 
 
@@ -57,7 +56,7 @@ class Targets:
         """Raises Unsupported for a pattern that is none, or one that may take forever to match."""
         words = [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else []
         for word in words:
-            if word.startswith("re:") and _may_take_forever(word[3:]):
+            if word.startswith("re:") and may_take_forever(word[3:]):
                 raise Unsupported(
                     f"config.json: quantization_config has a pattern that may take forever to match, {word[:80]!r}: "
                     f"write it without repeated groups, with {CHOICES_LIMIT} repetitions and groups at most"
@@ -74,15 +73,6 @@ class Targets:
     def name(self, module: str) -> bool:
         """Whether ``module`` is named, in full or by a pattern, with or without a wrapper's ``language_model.``."""
         return any(n in self.names or any(p.match(n) for p in self.patterns) for n in {module, canonical(module)})
-
-
-def _may_take_forever(pattern: str) -> bool:
-    """Matching takes exponential time where a group is repeated, else a power of the name's length with as many factors
-    as there are repetitions, and a factor for each group's alternatives."""
-    plain = re.sub(r"\\.", "_", pattern, flags=re.DOTALL)
-    repetitions, groups = len(re.findall(r"(?<!\()[*+?{]", plain)), plain.count("(")
-    repeated_group = re.search(r"\)[*+{]", plain) is not None
-    return repeated_group or len(pattern) > PATTERN_LIMIT or max(repetitions, groups) > CHOICES_LIMIT
 
 
 class CompressedTensorsFormat(NumberFormat):

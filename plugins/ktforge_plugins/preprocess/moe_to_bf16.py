@@ -135,7 +135,9 @@ class MoeToBf16(Preprocessor):
         return unmade_roles(unit, self._formats)
 
     def edit_config(self, config: Mapping[str, Any], results: Sequence[Result]) -> Mapping[str, Any]:
-        return plain_config(config, results, f"get a copy in what {self.name} knows, {self._known()}")
+        return plain_config(
+            config, results, f"get a copy that is whole, in one that {self.name} knows: {self._known()}"
+        )
 
     def _known(self) -> str:
         return "BF16, FP16, FP32, " + ", ".join(f.name for f in self._formats)

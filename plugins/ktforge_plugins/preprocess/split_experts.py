@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import PrivateAttr
 
-from ktforge import Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
+from ktforge import FusedWeight, Preprocessor, TensorSpec, Unit, UnitSpec, Unsupported, hookimpl
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import PlanKey, alike
 from ktforge.model.architectures import gate_up_of
 from ktforge.model.config import quantization_config, read_model_config
 from ktforge.model.names import canonical
+from ktforge_plugins.preprocess import scales
 
 PROJECTION_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -100,6 +101,16 @@ class SplitExperts(Preprocessor):
             views = {role: cut.of(unit.tensors[cut.source][number]) for role, cut in cuts.items()}
             yield Unit(planned, {role: np.ascontiguousarray(view) for role, view in views.items()})
 
+    def taken_apart(self, unit: UnitSpec) -> Mapping[str, FusedWeight]:
+        found: dict[str, FusedWeight] = {}
+        for role, cut in self._cuts(unit).items() if unit.fused else ():
+            projection, _, parameter = role.partition(".")
+            if parameter == "weight":
+                name = unit.tensors[cut.source].name
+                before = found[name].projections if name in found else ()
+                found[name] = FusedWeight((*before, projection), cut.rows.step == 2, cut.transposed)
+        return found
+
     @staticmethod
     def _expert(unit: UnitSpec, specs: Mapping[str, TensorSpec], number: int) -> UnitSpec:
         stem = f"{unit.name}.{number}" if unit.name.endswith(".experts") else f"{unit.name}.experts.{number}"
@@ -175,7 +186,10 @@ class SplitExperts(Preprocessor):
         block = self._rows_of_a_scale(tensor, total)
         if how == "halves" and (block == 1 or (size % block == 0 and total == 2 * (size // block))):
             return replace(cut, rows=slice(0, total // 2) if first else slice(total // 2, None))
-        if block > 1 and tensor.dtype.kind in "iu":  # packed numbers, or exponents
+        scale = (
+            cut.source.rpartition(".")[2] in scales.NAMES
+        )  # of floats or exponents, a row of each as good as another
+        if block > 1 and tensor.dtype.kind in "iu" and not scale:  # packed numbers
             raise Unsupported(
                 f"{tensor} has numbers for blocks that hold rows of gate and of up: put moe-to-bf16 before {self.name} "
                 "in a pipeline file, which `ktforge convert … --print-pipeline` writes"

@@ -59,7 +59,7 @@ class IntegerQuantizer(Quantizer):
         if demand.scale_bits is not None:
             return self._plan_kt(unit, demand)
         if self.narrow_range and not self.symmetric:
-            raise Unsupported("narrow_range is for symmetric codes: set symmetric: true, or leave it away")
+            raise Unsupported("narrow_range is for symmetric codes: set symmetric: true, or leave it out")
         size = None if self.group_size == "channel" else self.group_size
         for part in demand.parts:
             if size is not None and part.shape[1] % size:
