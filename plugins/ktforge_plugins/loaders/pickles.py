@@ -26,10 +26,13 @@ _OPCODES = frozenset(
 
 
 class _Storage:
-    """Stands for a storage class: it can be named, and not called."""
+    """Stands for a storage class: it can be named, and calling it is refused."""
 
     def __init__(self, itemsize: int) -> None:
         self.itemsize = itemsize
+
+    def __call__(self, *arguments: object) -> NoReturn:
+        raise pickle.UnpicklingError("a storage that is made of nothing")
 
 
 class _Stored(NamedTuple):
