@@ -3,7 +3,10 @@
 import json
 import os
 import pickle
+import struct
 import zipfile
+from pathlib import Path
+from unittest import mock
 
 import checkpoints
 import pytest
@@ -303,16 +306,91 @@ def test_a_pickle_that_calls_is_not_called(bin_folder):
 OBJECTS, NO_STATE = "holds pickled objects other than tensors", "is not a plain state dict of dense tensors"
 #: What is pickled, and what is said of it.
 PICKLES = {
-    "nothing": (b"", "cannot be read by torch: EOFError"),
+    "nothing": (b"", "is not as torch.save writes it: pickle exhausted before seeing STOP"),
     "protocol 4": (pickle.dumps({"a": 1}, 4), OBJECTS),
     "protocol 0": (pickle.dumps({"a": 1}, 0), OBJECTS),
     "no dict": (pickle.dumps([1], 2), NO_STATE),
     "no tensors": (pickle.dumps({"a": 1}, 2), NO_STATE),
-    "cut off": (b"\x80\x02}q", "cannot be read by torch: "),
-    "string of 2 GB": (b"\x80\x02X\xff\xff\xff\x7fabc.", "cannot be read by torch: EOFError"),
+    "cut off": (b"\x80\x02}q", "is not as torch.save writes it: not enough data"),
+    "string of 2 GB": (b"\x80\x02X\xff\xff\xff\x7fabc.", "is not as torch.save writes it: expected 2147483647 bytes"),
     "deep": (b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".", NO_STATE),
-    "gigabyte": (b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x3f\x85R.", ""),
+    "gigabyte": (b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x3f\x85R.", OBJECTS),
 }
+
+
+#: Functions and classes that weights-only loading calls, each asked for 777 million bytes or items out of nothing.
+BOMBS = {
+    "bytearray": b"cbuiltins\nbytearray\nJ\x00\xf1\x5a\x2e",
+    "storage": b"ctorch\nFloatStorage\nJ\x00\xf1\x5a\x2e",
+    "untyped storage": b"ctorch.storage\nUntypedStorage\nJ\x00\xf1\x5a\x2e",
+    "tensor": b"ctorch\nFloatTensor\nJ\x00\xf1\x5a\x2e",
+    "without a storage": b"ctorch._utils\n_rebuild_meta_tensor_no_storage\nJ\x00\xf1\x5a\x2e",
+    "place in memory": b"ccollections\nOrderedDict\n)Rr\x00\x00\x00\x7f",
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_pickle_that_asks_for_memory(bin_folder, kind):
+    """Nothing of it is called: torch.load is not reached."""
+    import torch
+
+    in_memory = kind == "place in memory"
+    call = BOMBS[kind] + (b"" if in_memory else b"\x85R")
+    archive(bin_folder / "pytorch_model-2.bin", b"\x80\x02}X\x01\x00\x00\x00a" + call + b"s.")
+    message = "is not as torch.save writes it: a place in memory" if in_memory else OBJECTS
+    with mock.patch.object(torch, "load", wraps=torch.load) as loads:
+        refused(lambda: convert(bin_folder, BinLoader), f"pytorch_model-2.bin {message}")
+    assert all(Path(call.args[0]).name != "pytorch_model-2.bin" for call in loads.call_args_list)
+
+
+def rebuilt(count, offset, shape, strides):
+    """The pickle of {"a": tensor} of F32, with these places in the storage 0."""
+
+    def numbers(values):
+        return b"(" + b"".join(b"J" + struct.pack("<i", v) for v in values) + b"t"
+
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ"
+    storage += struct.pack("<i", count) + b"tQ"
+    place = b"J" + struct.pack("<i", offset) + numbers(shape) + numbers(strides)
+    return (
+        b"\x80\x02}X\x01\x00\x00\x00actorch._utils\n_rebuild_tensor_v2\n(" + storage + place
+        + b"\x89ccollections\nOrderedDict\n)RtRs."
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "offset", "shape", "strides", "sentence"),
+    [
+        (5, 0, (4,), (1,), "and has 16 in the archive"),
+        (1 << 29, 0, (4,), (1,), "and has 16 in the archive"),
+        (-1, 0, (4,), (1,), "and has 16 in the archive"),
+        (4, 1, (4,), (1,), "goes beyond its storage of 4 items"),
+        (4, 0, (2, 2), (3, 1), "goes beyond its storage of 4 items"),
+        (4, 0, (1 << 29,), (1,), "goes beyond its storage of 4 items"),
+        (4, 0, (4,), (-1,), "without a shape"),
+        (4, 0, (4,), (1, 1), "without a shape"),
+    ],
+)
+def test_tensors_lie_in_their_archive(bin_folder, count, offset, shape, strides, sentence):
+    path = bin_folder / "pytorch_model-2.bin"
+    archive(path, rebuilt(4, 0, (2, 2), (2, 1)), **{"data/0": bytes(16)})
+    assert [t.shape for t in BinLoader(path=bin_folder).scan() if t.file == path] == [(2, 2)]
+    archive(path, rebuilt(count, offset, shape, strides), **{"data/0": bytes(16)})
+    refused(lambda: convert(bin_folder, BinLoader), sentence)
+
+
+def test_every_dtype_and_parameter_is_no_bomb(bin_folder):
+    import torch
+
+    kinds = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint16, torch.uint8, torch.bool, torch.int64)
+    state = {str(kind): torch.zeros(4, 6).to(kind)[1:, ::2] for kind in kinds}
+    marked = torch.nn.Parameter(torch.zeros(3))
+    marked.note = "kept"
+    state |= {"parameter": torch.nn.Parameter(torch.zeros(3)), "marked": marked, "empty": torch.zeros(0, 3)}
+    path = bin_folder / "pytorch_model-2.bin"
+    torch.save(state, path)
+    found = {t.name: t.shape for t in BinLoader(path=bin_folder).scan() if t.file == path}
+    assert found == {name: tuple(t.shape) for name, t in state.items()}
 
 
 @pytest.mark.parametrize("kind", PICKLES)

@@ -23,6 +23,7 @@ from ktforge.contract.tensors import DTYPES, dtype_name
 from ktforge.disk import system
 from ktforge.disk.reading import open_regular
 from ktforge.native import WatchedRanges
+from ktforge_plugins.loaders.pickles import check_pickle
 
 if TYPE_CHECKING:
     import torch
@@ -224,7 +225,8 @@ def _mapped(file: Path, tensors: dict[str, torch.Tensor]) -> list[tuple[int, int
 
 
 def _check_archive(file: Path) -> None:
-    """Refuses what torch would unpack into memory: torch.save compresses nothing, so every entry is as long inside."""
+    """Refuses what torch would unpack into memory or make there: torch.save compresses nothing, so every entry is as
+    long inside, and no storage is larger than its entry."""
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
@@ -238,6 +240,9 @@ def _check_archive(file: Path) -> None:
     pickles = [e for e in entries if e.filename.endswith("/data.pkl")]
     if len(pickles) != 1 or pickles[0].file_size > PICKLE_LIMIT:
         raise CheckpointError(f"{file} has no data.pkl as torch.save writes it: download it again")
+    storages = pickles[0].filename.removesuffix("data.pkl") + "data/"
+    sizes = {e.filename.removeprefix(storages): e.file_size for e in entries if e.filename.startswith(storages)}
+    check_pickle(file, _pickle_bytes(file), sizes)
 
 
 def _pickle_bytes(file: Path) -> bytes:
