@@ -29,7 +29,7 @@ from ktforge.contract.registry import Entry
 from ktforge.contract.stages import Stage
 
 #: What plugins may import of ktforge, beside ``ktforge`` itself and the kit.
-PACKAGES = ("contract", "native", "checkpoint", "model", "disk", "text")
+PACKAGES = ("calibration", "contract", "native", "checkpoint", "model", "disk", "text")
 #: How the docstring of a module says that it is there for the others.
 NO_PLUGIN = "Not a plugin itself"
 

@@ -9,9 +9,12 @@ import sys
 import typer
 
 from ktforge.cli.commands import (
+    calibrate,
     compare,
     convert,
     dequantize,
+    evaluate,
+    generate,
     init,
     inspect,
     isa,
@@ -33,7 +36,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (run, convert, moe_to_bf16, dequantize, inspect, compare, init, plan, plugins, new_plugin, schema, isa):
+COMMANDS = (
+    run, convert, moe_to_bf16, dequantize, inspect, compare, generate, evaluate, calibrate, init, plan, plugins,
+    new_plugin, schema, isa,
+)  # fmt: skip
+for module in COMMANDS:
     app.command(module.NAME, cls=Command)(takes_common_options(module.command))
 
 

@@ -105,10 +105,15 @@ def _say_already_done(done: AlreadyDone, pipeline: Pipeline, *, as_json: bool) -
 
 def memory_bytes(memory_limit: str | None) -> int | None:
     """``--memory-limit`` in bytes. Raises ConfigError for what is no size."""
+    return None if memory_limit is None else size_of("--memory-limit", memory_limit)
+
+
+def size_of(option: str, text: str) -> int:
+    """The bytes that an option says. Raises ConfigError for what is no size."""
     try:
-        return None if memory_limit is None else parse_size(memory_limit)
+        return parse_size(text)
     except ValueError as error:
-        raise ConfigError(f"--memory-limit: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
 
 
 class _Interrupts:

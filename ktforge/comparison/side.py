@@ -75,6 +75,11 @@ class Side:
             return loader.read(part), None
         return self._made(place).tensors[place.role][row : row + rows], None
 
+    def release(self, key: Key) -> None:
+        """Gives back what was read of a tensor, once nothing that :meth:`weight` gave is looked at any more."""
+        self._last.wanted = self._last.unit = None
+        release(self.plan.pipeline.loader, self.places[key].planned.source)
+
     @staticmethod
     def _restored(packed: PackedLoader, spec: TensorSpec) -> tuple[np.ndarray, Codes]:
         weight, codes = np.empty(spec.shape, spec.dtype), Codes()

@@ -211,8 +211,8 @@ def test_an_absent_checkpoint(tmp_path, out):
 def test_every_command_and_option_explains_itself():
     root = get_command(app)
     assert root.commands.keys() == {
-        "run", "convert", "moe-to-bf16", "dequantize", "inspect", "compare", "init", "plan", "plugins", "new-plugin",
-        "schema", "isa",
+        "run", "convert", "moe-to-bf16", "dequantize", "inspect", "compare", "generate", "eval", "calibrate", "init",
+        "plan", "plugins", "new-plugin", "schema", "isa",
     }  # fmt: skip
     for name, command in root.commands.items():
         assert command.help, name

@@ -56,6 +56,11 @@ OWN = {
     },
     "flint": {"mlp_only_layers": []},
     "gemma4_text": {"enable_moe_block": True, "vocab_size_per_layer_input": 64, "num_experts": EXPERTS},
+    "glm4v_moe_text": {
+        "rope_parameters": {
+            "rope_theta": 10000.0, "rope_type": "default", "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5,
+        },
+    },
     "glm5_next_text": {
         "num_key_value_heads": 4, "qk_rope_head_dim": 0, "head_dim": 0, "qk_head_dim": 16, "index_kpool": 4,
     },
@@ -104,7 +109,11 @@ def tiny_config(cls):
         **{n: v for n, v in sizes.items() if n in known}, **by_layer,
         **{n: tiny_config(type(part)).to_dict() for n, part in parts.items()}, **OWN.get(cls.model_type, {}),
     }  # fmt: skip
-    return cls(**made)
+    if (
+        "qk_rope_head_dim" in known and "kv_lora_rank" in known
+    ):  # latent attention: as many keys as heads, half of it turned
+        made |= {"num_key_value_heads": made["num_attention_heads"], "head_dim": made["qk_rope_head_dim"]}
+    return cls(**(made | OWN.get(cls.model_type, {})))
 
 
 def tiny_model(model_type):
