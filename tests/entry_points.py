@@ -78,6 +78,17 @@ def _group() -> Iterator[np.ndarray]:
                     yield from _in_groups(weight, bits, size, kind, bf16)
 
 
+def _search() -> Iterator[np.ndarray]:
+    weight, factors = rows_of_edges((64, 96)), np.linspace(0.3, 1, 7, dtype=np.float32)
+    weights = np.resize(np.array([0, 1, 1e-30, 0.5, 1e-7], np.float32), 96)
+    for size in (1, 7, 8, 9, 31, 32, 33, 96):
+        for bits, given, bf16 in ((4, None, True), (4, weights, False), (8, weights, True), (8, None, False)):
+            shape = 64, -(-96 // size)
+            codes, scales = np.empty(weight.shape, np.int8), np.empty(shape, np.float32)
+            native.search(weight, bits, size, factors, given, codes, scales, step=16, bf16_scales=bf16)
+            yield from (codes, scales)
+
+
 def _fp8() -> native.Fp8Blocks:
     """Every byte but NaN, a row of scales for every two rows."""
     codes = np.random.default_rng(0).integers(0, 256, (32, 128), np.uint8)
@@ -138,6 +149,7 @@ def _difference() -> Iterator[np.ndarray]:
 ENTRY_POINTS: dict[str, Callable[[], Iterator[np.ndarray]]] = {
     "ktq_absmax": _absmax,
     "ktq_group": _group,
+    "ktq_search": _search,
     "ktq_kt_amx_pack": _kt_amx_pack,
     "ktq_kt_amx_unpack": _kt_amx_unpack,
     "ktq_kt_amx_from_bf16": lambda: (a for bits in (4, 8) for a in _fused(rows_of_edges((64, 256)), bits)),

@@ -47,6 +47,15 @@ int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t
 int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int narrow,
               int bf16_scales, int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where);
 
+/* The same for symmetric codes without the lowest, of scales that are searched: for each group the best of `candidates`
+ * scales, factors[i] * largest / most, by the squared error of its weights, each weighted with weights[k] (not
+ * negative, 1 at most) or, where that is NULL, with the magnitude of the weight itself. The best is fitted to its codes
+ * by least squares, again and again as long as that helps (docs/quality.md has the measurements).
+ * value = code * step * scale; step is a power of two. room is for 2 * group + 16 floats. */
+int ktq_search(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, const float *weights,
+               const float *factors, size_t candidates, float step, int bf16_scales, float *room, int8_t *codes,
+               float *scales, struct ktq_where *where);
+
 /* Codes of 4 bits, two a byte, low nibble first, each stored as code + 8; count must be even. */
 int ktq_nibbles_pack(const int8_t *codes, size_t count, uint8_t *out);
 int ktq_nibbles_unpack(const uint8_t *packed, size_t count, int8_t *codes);

@@ -6,6 +6,7 @@
 #include "floats.h"
 #include "kt_amx.h"
 #include "scalar/absmax.h"
+#include "search.h"
 #include "table.h"
 
 static int always(void) { return 1; }
@@ -93,6 +94,22 @@ int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, si
         for (size_t col = 0; col < k; col += group) {
             size_t count = k - col < group ? k - col : group;
             if (table()->group(w + col, count, &grid, codes + col, scales++, zeros ? zeros++ : NULL) != KTQ_OK)
+                return ktq_not_finite(w, k, row, where);
+        }
+    return KTQ_OK;
+}
+
+int ktq_search(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, const float *weights,
+               const float *factors, size_t candidates, float step, int bf16_scales, float *room, int8_t *codes,
+               float *scales, struct ktq_where *where) {
+    KTQ_DEFAULT_FLOATS;
+    if (stride < k || group == 0 || (bits != 4 && bits != 8) || candidates == 0) return KTQ_BAD_SHAPE;
+    const ktq_search_how how = {factors, candidates, (float)((1 << (bits - 1)) - 1), step, bf16_scales};
+    for (size_t row = 0; row < n; row++, w += stride, codes += k)
+        for (size_t col = 0; col < k; col += group) {
+            size_t count = k - col < group ? k - col : group;
+            if (ktq_search_run(table(), w + col, count, weights ? weights + col : NULL, &how, room, codes + col, scales++)
+                != KTQ_OK)
                 return ktq_not_finite(w, k, row, where);
         }
     return KTQ_OK;

@@ -76,6 +76,15 @@ static int run_group(const struct call *c, struct result *r) {
                      r->scales, c->symmetric ? NULL : r->zeros, &r->where);
 }
 
+static int run_search(const struct call *c, struct result *r) {
+    static float weights[MOST_COLS], factors[40], room[2 * MOST_COLS + 16];
+    for (size_t j = 0; j < c->k; j++) weights[j] = (float)(fp8[j] & 0x3F) / 63.0f;
+    for (size_t i = 0; i < 40; i++) factors[i] = 0.25f + 0.02f * (float)i;
+    return ktq_search(w, c->n, c->k, c->stride, c->bits, c->rows == 128 ? c->k : c->cols,
+                      c->symmetric ? weights : NULL, factors, 1 + c->cols % 40, c->narrow ? 16.0f : 1.0f,
+                      c->bf16_scales, room, r->bytes, r->scales, &r->where);
+}
+
 static int run_nibbles_pack(const struct call *c, struct result *r) {
     return ktq_nibbles_pack((const int8_t *)fp8, c->n * c->k / 2 * 2, (uint8_t *)r->bytes);
 }
@@ -113,6 +122,7 @@ static const struct {
     {"pack", run_pack, 0},
     {"unpack", run_unpack, 0},
     {"group", run_group, 1},
+    {"search", run_search, 1},
     {"nibbles_pack", run_nibbles_pack, 1},
     {"nibbles_unpack", run_nibbles_unpack, 1},
     {"nibbles_to_bf16", run_nibbles_to_bf16, 1},

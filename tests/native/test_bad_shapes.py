@@ -40,6 +40,13 @@ def group(k=K, stride=K, bits=4, size=32, narrow=0, zeros=False):
     )  # fmt: skip
 
 
+def search(k=K, stride=K, bits=4, size=32, candidates=3):
+    return lib.ktq_search(
+        source("uint16_t *"), N, k, stride, bits, size, ffi.NULL, source("float *"), candidates, 1.0, 1,
+        ffi.new("float[]", 2 * K + 16), out("int8_t *"), out("float *"), ffi.NULL,
+    )  # fmt: skip
+
+
 def from_bf16(n=N, k=K, stride=K, bits=4):
     return lib.ktq_kt_amx_from_bf16(
         source("uint16_t *"), n, k, stride, bits, out("int8_t *"), out("float *"), ffi.NULL
@@ -80,6 +87,7 @@ WRONG = [
     (pack, [{"n": 31}, {"n": 48}, {"k": 64}, {"k": 192}, {"bits": 5}, {"bits": 8, "k": 96}]),
     (unpack, [{"n": 31}, {"n": 48}, {"k": 64}, {"k": 192}, {"bits": 5}, {"bits": 8, "k": 96}]),
     (group, [{"stride": K - 1}, {"size": 0}, {"bits": 5}, {"bits": 0}, {"narrow": 1, "zeros": True}]),
+    (search, [{"stride": K - 1}, {"size": 0}, {"bits": 5}, {"bits": 0}, {"candidates": 0}]),
     (from_bf16, [{"stride": K - 1}, {"n": 16}, {"k": 64}, {"bits": 5}, {"bits": 8, "k": 32}]),
     (from_fp8, [{"stride": K - 1}, {"n": 16}, {"k": 64}, {"bits": 5}, {"rows": 0}, {"cols": 0}]),
     (fp8, [{"rows": 0}, {"cols": 0}]),
