@@ -46,6 +46,7 @@ class Scales(StrEnum):
     absmax = "absmax"
     searched = "searched"
     calibrated = "calibrated"
+    feedback = "feedback"
 
 
 class ExpertOrder(StrEnum):
@@ -148,7 +149,7 @@ def command(
     preset = _preset(registry.presets(), quant_method, layout)
     options_of_presets: dict[Option, Any] = {
         "group_size": group_size, "threadpool_count": threadpool_count, "no_merge_safetensor": no_merge_safetensor,
-        "scales": scales.value if scales else "calibrated" if calibration else None,
+        "scales": scales.value if scales else None,
         "calibration": str(calibration) if calibration else None,
     }  # fmt: skip
     given = {option: value for option, value in options_of_presets.items() if value}

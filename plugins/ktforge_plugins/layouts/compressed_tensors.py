@@ -240,14 +240,14 @@ def ktforge_presets() -> Iterable[Preset]:
     layout, readers = {"use": CompressedTensors.name}, "for KTransformers' RAWINT4, vLLM, SGLang, transformers"
     columns = f"columns that share a scale, {RAWINT4_GROUP}, and codes -7 to 7: as every RAWINT4 reads them"
     # A code of -8 its kernels up to 0.7.0 compute wrongly on AVX-512.
-    grouped = {"use": "int4", "group_size": RAWINT4_GROUP, "narrow_range": True}
+    grouped = {"use": "int4", "group_size": RAWINT4_GROUP, "narrow_range": True, "scales": "auto"}
     yield Preset(
         "rawint4", grouped, layout, f"INT4 in groups of {RAWINT4_GROUP}, codes -7 to 7, {readers}", options=SCALES,
         notes={"quantize": columns, "layout": readers}, order=10,
     )  # fmt: skip
-    for order, bits in enumerate((8, 4), 11):
+    for order, (bits, scales, own) in enumerate(((8, {}, {}), (4, {"scales": "auto"}, SCALES)), 11):
         yield Preset(
-            f"int{bits}", {"use": f"int{bits}"}, layout, f"INT{bits} for vLLM, SGLang, transformers", with_layout=True,
-            options={"group_size": "quantize.group_size", **(SCALES if bits == 4 else {})}, notes={"layout": readers},
+            f"int{bits}", {"use": f"int{bits}", **scales}, layout, f"INT{bits} for vLLM, SGLang, transformers",
+            with_layout=True, options={"group_size": "quantize.group_size", **own}, notes={"layout": readers},
             order=order,
         )  # fmt: skip

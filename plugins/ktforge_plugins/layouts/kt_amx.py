@@ -261,15 +261,13 @@ def ktforge_layouts() -> Iterable[type[Layout]]:
 
 @hookimpl
 def ktforge_presets() -> Iterable[Preset]:
-    other = {4: "or int8", 8: ""}
-    for order, bits in enumerate((4, 8)):
+    for order, (bits, scales, own, other) in enumerate(((4, {"scales": "auto"}, SCALES, "or int8"), (8, {}, {}, ""))):
         yield Preset(
-            f"int{bits}", {"use": f"int{bits}"}, {"use": KtAmx.name},
+            f"int{bits}", {"use": f"int{bits}", **scales}, {"use": KtAmx.name},
             f"INT{bits} with a scale a row, for KTransformers' AMXINT{bits}",
             options={
-                "threadpool_count": "layout.threadpool_count", "no_merge_safetensor": "writer.use=kt-folder",
-                **(SCALES if bits == 4 else {}),
+                "threadpool_count": "layout.threadpool_count", "no_merge_safetensor": "writer.use=kt-folder", **own,
             },
             tries=tuple({"threadpool_count": count} for count in (2, 1, 4, 8)),
-            notes={"quantize": other[bits], "layout": "NUMA nodes that the engine will run on"}, order=order,
+            notes={"quantize": other, "layout": "NUMA nodes that the engine will run on"}, order=order,
         )  # fmt: skip
