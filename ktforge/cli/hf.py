@@ -30,6 +30,10 @@ Activations = Annotated[
     Literal["exact", "int8"],
     typer.Option("--activations", help="exact: with the weights as they are read back; int8: as the engine computes."),
 ]
+Kernels = Annotated[
+    Literal["kt-kernel"] | None,
+    typer.Option("--kernels", help="Compute with KTransformers' own kernels, where the CPU has AVX-512 or AMX."),
+]
 MemoryLimit = Annotated[
     str, typer.Option("--memory-limit", metavar="SIZE", help="Most memory for activations, such as 8GB.")
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktforge.cli.hf import Activations, Context, MemoryLimit, Texts, TrustRemoteCode, Workers
+from ktforge.cli.hf import Activations, Context, Kernels, MemoryLimit, Texts, TrustRemoteCode, Workers
 from ktforge.cli.options import AsJson, Block, FollowLinks, PluginFiles, installed
 from ktforge.cli.table import show_columns, show_json
 
@@ -39,6 +39,7 @@ def command(
         typer.Option("--keep", metavar="N", min=0, help="Measure, too, what it gains to keep the N worst layers."),
     ] = 0,
     activations: Activations = "exact",
+    kernels: Kernels = None,
     memory_limit: MemoryLimit = "8GB",
     as_json: AsJson = False,
     workers: Workers = None,
@@ -61,8 +62,9 @@ def command(
     with layers_counted("evaluating") as progress:
         found = evaluate(
             original, converted, texts=texts or (), tokens=tokens, context=context, layers=chosen, keep=keep,
-            activations=activations, memory_limit=limit, workers=workers, registry=installed(block, plugins),
-            follow_links=follow_links, progress=progress, trust_remote_code=trust_remote_code,
+            activations=activations, kernels=kernels, memory_limit=limit, workers=workers,
+            registry=installed(block, plugins), follow_links=follow_links, progress=progress,
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if as_json:
         show_json(found.to_dict())
