@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -46,6 +47,14 @@ Workers = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let transformers run code that the checkpoint's folder brings.")
 ]
+
+
+def keep_stdout() -> None:
+    """Keeps standard output for what a command says: kt-kernel prints what it does there, which goes to stderr now."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
 
 
 @contextmanager

@@ -53,11 +53,13 @@ def command(
     Original and converted compute in step, a layer in memory at a time. Without --text, a sample that comes with
     ktforge is read. Needs the extra ktforge[hf].
     """
-    from ktforge.cli.hf import layers_counted
+    from ktforge.cli.hf import keep_stdout, layers_counted
     from ktforge.cli.progress import size_of
     from ktforge.hf.evaluation import evaluate
 
     chosen = numbers(layers) if layers is not None else None
+    if kernels:
+        keep_stdout()
     limit = size_of("--memory-limit", memory_limit)
     with layers_counted("evaluating") as progress:
         found = evaluate(

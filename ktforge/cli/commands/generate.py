@@ -35,12 +35,14 @@ def command(
     The likeliest token is taken each time. What is not an expert's comes from the original, which the output's manifest
     names. Needs the extra ktforge[hf].
     """
-    from ktforge.cli.hf import layers_counted
+    from ktforge.cli.hf import keep_stdout, layers_counted
     from ktforge.cli.progress import size_of
     from ktforge.hf.engine import check_kernels
     from ktforge.hf.speaking import speak
 
     check_kernels(kernels, activations)
+    if kernels:
+        keep_stdout()
     limit = size_of("--cache", cache)
     with layers_counted("loading"):
         speak(
