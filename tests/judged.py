@@ -42,7 +42,7 @@ def registry():
     return found
 
 
-def convert(source, out, name, data=None):
+def convert(source, out, name, data=None, **options):
     """An output of ``source`` in one of LAYOUTS; of other ``data`` with its config if they are given."""
     quantizer, layout = LAYOUTS[name]
     if name == "third party":
@@ -53,7 +53,7 @@ def convert(source, out, name, data=None):
     Pipeline(
         loader=SafetensorsLoader(path=source), preprocess=[MoeToBf16()], quantize=quantizer, layout=layout,
         writer=writer(path=out),
-    ).run()  # fmt: skip
+    ).run(**options)  # fmt: skip
     return out
 
 

@@ -19,7 +19,6 @@ from ktforge.disk import writing
 from ktforge.disk.journal import Journal
 from ktforge.disk.lock import Lock, held, locked
 from ktforge.disk.marks import JOURNAL, PARTIAL, UNFINISHED, staged
-from ktforge.disk.reading import content_hash, open_regular
 from ktforge.errors import AlreadyDone, OutputError
 from ktforge.native.cores import available_cores
 from ktforge.output.finished import is_finished
@@ -33,7 +32,7 @@ from ktforge.output.publish import (
     take_back,
     texts_of,
 )
-from ktforge.output.reread import check_file, check_staged
+from ktforge.output.reread import check_documents, check_file, check_staged
 from ktforge.output.resume import check_unchanged, fingerprint
 from ktforge.output.sink import FolderSink
 from ktforge.text import counted
@@ -144,10 +143,9 @@ def open_folder(
                 _check_kept(folder, plan.files, journal, verify=verify)
                 yield sink
                 sink.finish()
-                if plan.rereads:
-                    logger.info("reading %s back from the disk", folder)
-                    check_staged(folder, plan.files, journal.written, available_cores())
                 _stage(folder, plan, texts_of(plan, documents), journal, lock)
+                if plan.rereads:
+                    _read_back(folder, plan, journal, lock)
                 logger.info("publishing %s", folder)
                 publish(folder, staging, paths, plan, lock, overwrite=overwrite or journal.overwrite)
             except OSError:
@@ -163,6 +161,16 @@ def open_folder(
     finally:
         if not existed and folder.is_dir() and not any(folder.iterdir()):
             writing.remove_folder(folder)
+
+
+def _read_back(folder: Path, plan: Plan, journal: Journal, lock: Lock) -> None:
+    """Raises OutputError if the disk does not give back what was written; then no run goes on with it."""
+    logger.info("reading %s back from the disk", folder)
+    try:
+        check_staged(folder, plan.files, journal, available_cores())
+    except OutputError:
+        discard(folder, folder / PARTIAL, plan, lock)
+        raise
 
 
 def _open_journal(folder: Path, plan: Plan, lock: Lock, *, overwrite: bool, restart: bool) -> Journal:
@@ -211,14 +219,8 @@ def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, 
             raise OutputError(f"{path} of the unfinished output {has}: start over with {_again(folder, journal)}")
         if verify:
             check_file(path, file, journal.written, damaged)
-    for name, digest in journal.documents.items() if verify else ():
-        path = staged(folder / PARTIAL, name)
-        path = path if path.exists() else folder / name
-        if not path.exists():  # which publishing says
-            continue
-        with open_regular(path) as opened:
-            if content_hash(opened) != digest:
-                raise OutputError(f"{path} is not what was written, so {damaged}")
+    if verify:
+        check_documents(folder, journal.documents, damaged)
 
 
 def _failure(folder: Path, error: OSError) -> str:

@@ -70,7 +70,7 @@ def check_files(folder: Path, listed: Sequence[Listed] | None, problems: Problem
     if listed is None:
         return []
     known, others = {file.name for file in listed}, []
-    for name in _found(folder):
+    for name in found_files(folder):
         if name in known or name == MANIFEST:
             continue
         path = folder / name
@@ -84,7 +84,7 @@ def check_files(folder: Path, listed: Sequence[Listed] | None, problems: Problem
     return [f"not of the conversion, and not looked at: {', '.join(others[:5])}{' …' if others[5:] else ''}"]
 
 
-def _found(folder: Path) -> Iterator[str]:
+def found_files(folder: Path) -> Iterator[str]:
     """All files of a folder but hidden ones, which nobody reads."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != PARTIAL)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ktforge.contract.plan import Plan
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader
 from ktforge.contract.tensors import TensorSpec, UnitSpec
 from ktforge.disk import system
 from ktforge.disk.marks import MANIFEST
 from ktforge.disk.reading import open_regular
-from ktforge.errors import CheckpointError, Problems, UnknownExperts, Unsupported
+from ktforge.errors import CheckpointError, OutputError, Problems, UnknownExperts, Unsupported
 from ktforge.model.config import quantization_config
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
@@ -23,7 +24,7 @@ from ktforge.output.manifest import MANIFEST_FORMAT
 from ktforge.readback.loader import packed_loader
 from ktforge.readback.packed import Packed, find_packed, read_manifest, stated_formats
 from ktforge.text import counted
-from ktforge.verification.files import AGAIN, Listed, check_files, hash_problem, listed_files
+from ktforge.verification.files import AGAIN, Listed, check_files, found_files, hash_problem, listed_files
 from ktforge.verification.result import Check, Verification
 from ktforge.verification.weights import CONVERT, Weights
 
@@ -49,6 +50,20 @@ def verify(
     return _Look(folder, registry or Registry.installed(), workers or available_cores(), follow_links, cold).verify()
 
 
+def check_output(plan: Plan, *, workers: int | None = None, registry: Registry | None = None) -> None:
+    """Looks at what a run of ``plan`` has published. Its hashes are passed over where the writer has compared them
+    already (:attr:`~ktforge.contract.plan.Plan.rereads`), else there are none, and it is read from the disk.
+
+    Raises OutputError with all that is wrong.
+    """
+    folder = plan.pipeline.writer.folder()
+    assert folder is not None
+    look = _Look(folder, registry or Registry.installed(), workers or available_cores(), made_by=plan)
+    found = look.verify()
+    if not found.ok:
+        raise OutputError(*found.problems, f"so the output in {folder} is not to be used, though it was published")
+
+
 @dataclass
 class _Look:
     """A folder that is looked at, and what was found so far."""
@@ -56,8 +71,9 @@ class _Look:
     folder: Path
     registry: Registry
     workers: int
-    follow_links: bool
-    cold: bool
+    follow_links: bool = False
+    cold: bool = False
+    made_by: Plan | None = None
     weights: Weights = field(default_factory=Weights)
     notes: list[str] = field(default_factory=list)
 
@@ -65,8 +81,8 @@ class _Look:
         agreement, files, structure = Problems(), Problems(), Problems()
         manifest, listed = self._manifest(agreement)
         self.notes += check_files(self.folder, listed, files)
-        if self.cold:
-            self._forget(listed or ())
+        if self.cold or (self.made_by is not None and not (self.made_by.rereads and listed is not None)):
+            self._forget()
         experts = self._structure(manifest, agreement, structure)
         checks = [
             Check("files", counted(len(listed), "file") if listed is not None else "none are listed", files.lines()),
@@ -80,7 +96,7 @@ class _Look:
         if weights.tensors:
             problems = weights.values.lines() if weights.parts else (*weights.values.lines(), *weights.scales.lines())
             checks.append(Check("values", f"{counted(weights.tensors, 'tensor')} as they are", problems))
-        if listed is not None:
+        if listed is not None and not (self.made_by is not None and self.made_by.rereads):
             checks.insert(1, Check("hashes", counted(len(listed), "file"), self._hashes(listed)))
         self.notes += weights.remarks()
         return Verification(str(self.folder), tuple(checks), tuple(self.notes))
@@ -102,10 +118,10 @@ class _Look:
             )
         return manifest, listed
 
-    def _forget(self, listed: Sequence[Listed]) -> None:
-        for file in listed:
-            if (self.folder / file.name).is_file():
-                with open_regular(self.folder / file.name) as opened:
+    def _forget(self) -> None:
+        for name in found_files(self.folder):
+            if (self.folder / name).is_file():
+                with open_regular(self.folder / name) as opened:
                     system.forget(opened.fileno())
 
     def _structure(self, manifest: Mapping[str, Any], agreement: Problems, structure: Problems) -> str:
@@ -114,7 +130,7 @@ class _Look:
             options = {"path": self.folder, "follow_links": self.follow_links or None}
             inner = self.registry.build("loader", "auto", options)
             assert isinstance(inner, Loader)
-            packed = find_packed(inner, self.registry)
+            packed = self._packed(inner, manifest)
             loader = packed_loader(inner, packed, one_by_one=True) if packed else inner
             source = read_source(loader)
             units = units_of(source.tensors, source.model)
@@ -134,6 +150,13 @@ class _Look:
         except CheckpointError as refusal:
             structure.extend(refusal.problems)
         return _said(units.experts, source.tensors)
+
+    def _packed(self, inner: Loader, manifest: Mapping[str, Any]) -> Packed | None:
+        """What is packed in the folder: by the very layout of the run that made it, where there was one."""
+        if self.made_by is None:
+            return find_packed(inner, self.registry)
+        layout = self.made_by.pipeline.layout
+        return None if layout is None else Packed(layout, manifest)
 
     def _hashes(self, listed: Sequence[Listed]) -> tuple[str, ...]:
         """What is wrong with files of the right size; the others have been told of."""
