@@ -15,6 +15,7 @@ from ktforge.native.kernels import (
     nibbles_pack,
     nibbles_to_bf16,
     nibbles_unpack,
+    search,
     to_bf16,
 )
 from ktforge.native.pages import UNREADABLE, MappedFile, WatchedRanges, lost_pages, lost_pages_caught
@@ -41,6 +42,7 @@ __all__ = [
     "nibbles_pack",
     "nibbles_to_bf16",
     "nibbles_unpack",
+    "search",
     "to_bf16",
     "use_isa",
 ]
