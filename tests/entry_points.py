@@ -9,7 +9,6 @@ from ktforge._native import lib
 
 from ktforge import native
 from ktforge.contract.tensors import BF16, Part
-from ktforge.native import feedback
 
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
@@ -103,7 +102,7 @@ def _inputs(n: int, k: int) -> np.ndarray:
 @cache
 def _moments(k: int) -> tuple[np.ndarray, np.ndarray]:
     """Second moments of such inputs, and the order of their columns."""
-    moments = feedback.second_moments(_inputs(2 * k, k))
+    moments = native.second_moments(_inputs(2 * k, k))
     order = np.argsort(-np.diag(moments), kind="stable").astype(np.uint32)
     return np.ascontiguousarray(moments[order][:, order]), order
 
@@ -118,32 +117,32 @@ def _scales(shape: tuple[int, int], step: int) -> np.ndarray:
 def _product() -> Iterator[np.ndarray]:
     for m, k, n in ((1, 1, 1), (3, 5, 7), (4, 257, 16), (9, 513, 47), (33, 64, 100)):
         a, b = _inputs(m, k), _inputs(k, n)
-        yield feedback.product(a, b)
-        yield feedback.product(np.ascontiguousarray(a.T).T, b)
+        yield native.product(a, b)
+        yield native.product(np.ascontiguousarray(a.T).T, b)
 
 
 _GATES = np.array([0, -0.0, 1e-45, -1e-45, 1, -1, 88.7, -88.7, 1e4, -1e4, 3e38, -3e38], np.float32)
 
 
 def _silu() -> Iterator[np.ndarray]:
-    yield feedback.silu(_GATES, np.roll(_GATES, 3))
-    yield feedback.silu(_inputs(50, 60), _inputs(50, 60)[::-1].copy())
+    yield native.silu(_GATES, np.roll(_GATES, 3))
+    yield native.silu(_inputs(50, 60), _inputs(50, 60)[::-1].copy())
 
 
 def _factor() -> Iterator[np.ndarray]:
     for k in (1, 2, 63, 64, 65, 200):
-        yield feedback.factor(_moments(k)[0], 0.01)
+        yield native.factor(_moments(k)[0], 0.01)
 
 
 def _feedback() -> Iterator[np.ndarray]:
     for n, k, size in ((1, 1, 1), (3, 65, 13), (33, 128, 128), (40, 200, 32)):
         moments, order = _moments(k)
-        factor = feedback.factor(moments, 0.01)
+        factor = native.factor(moments, 0.01)
         weight = _inputs(n, k).astype(BF16)
         for bits, step in ((4, 1), (8, 16)):
             codes = np.empty((n, k), np.int8)
             scales = _scales((n, -(-k // size)), step)
-            feedback.feedback(weight, bits, size, order, factor, scales, codes, step=step)
+            native.feedback(weight, bits, size, order, factor, scales, codes, step=step)
             yield codes
 
 

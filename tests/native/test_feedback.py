@@ -9,7 +9,6 @@ from native.test_group import everywhere
 
 from ktforge import native
 from ktforge.contract.tensors import BF16
-from ktforge.native import feedback
 
 
 @settings(max_examples=60, deadline=None)
@@ -20,19 +19,19 @@ def test_a_product_sums_in_order(m, k, n, seed):
     wanted = np.zeros((m, n), np.float32)
     for p in range(k):
         wanted += a[:, p : p + 1] * b[p]
-    for name, got in everywhere(lambda: feedback.product(a, b)).items():
+    for name, got in everywhere(lambda: native.product(a, b)).items():
         assert np.array_equal(got, wanted), name
-    assert np.array_equal(feedback.product(np.asfortranarray(a), b), wanted)
+    assert np.array_equal(native.product(np.asfortranarray(a), b), wanted)
 
 
 def test_second_moments_and_their_factor(isa):
     x = _inputs(700, 300)
-    moments = feedback.second_moments(x)
+    moments = native.second_moments(x)
     exact = x.astype(np.float64).T @ x.astype(np.float64) / len(x)
     assert np.array_equal(moments, moments.T)
     np.testing.assert_allclose(moments, exact, atol=1e-5 * np.abs(exact).max())
     damped = moments.astype(np.float64) + 0.01 * np.diag(moments).astype(np.float64).mean() * np.eye(300)
-    factor = feedback.factor(moments, 0.01)
+    factor = native.factor(moments, 0.01)
     wanted = np.linalg.cholesky(np.linalg.inv(damped)).T
     np.testing.assert_allclose(factor, wanted, rtol=1e-4, atol=1e-6 * np.abs(wanted).max())
     assert not np.tril(factor, -1).any()
@@ -41,7 +40,7 @@ def test_second_moments_and_their_factor(isa):
 def test_what_is_no_second_moment():
     for moments in (np.zeros((3, 3)), -np.eye(3), np.full((3, 3), np.nan), np.array([[1, 2], [2, 1]])):
         with pytest.raises(ValueError, match="no second moments"):
-            feedback.factor(np.ascontiguousarray(moments, np.float32), 0.01)
+            native.factor(np.ascontiguousarray(moments, np.float32), 0.01)
 
 
 def stated(weight, factor, order, scales, size, most):
@@ -61,13 +60,13 @@ def stated(weight, factor, order, scales, size, most):
 def test_codes_are_those_of_gptq(isa, n, k, size, bits, most):
     random = np.random.default_rng(k)
     x = random.standard_normal((4 * k, k)) @ (np.eye(k) + random.standard_normal((k, k)) / k**0.5)
-    moments = feedback.second_moments(np.ascontiguousarray(x, np.float32))
+    moments = native.second_moments(np.ascontiguousarray(x, np.float32))
     order = np.argsort(-np.diag(moments), kind="stable").astype(np.uint32)
-    factor = feedback.factor(np.ascontiguousarray(moments[order][:, order]), 0.01)
+    factor = native.factor(np.ascontiguousarray(moments[order][:, order]), 0.01)
     weight = (random.standard_t(5, (n, k)) * 0.02).astype(BF16)
     scales = np.abs(weight.astype(np.float32)).reshape(n, -1, size).max(axis=2) / most
     codes = np.empty(weight.shape, np.int8)
-    feedback.feedback(weight, bits, size, order, factor, scales, codes)
+    native.feedback(weight, bits, size, order, factor, scales, codes)
     assert np.array_equal(codes, stated(weight, factor, order, scales, size, most))
 
     def error(codes):
@@ -82,7 +81,7 @@ def test_silu(isa):
     gate = np.linspace(-50, 50, 4001, dtype=np.float32)
     up = np.cos(gate)
     exact = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64))) * up
-    np.testing.assert_allclose(feedback.silu(gate, up), exact, rtol=3e-7, atol=1e-12)
+    np.testing.assert_allclose(native.silu(gate, up), exact, rtol=3e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -91,7 +90,7 @@ def test_a_weight_that_is_not_finite_is_found(isa, value):
     weight[35, 98] = value
     factor, scales, codes = np.eye(99, dtype=np.float32), np.ones((40, 3), np.float32), np.empty((40, 99), np.int8)
     with pytest.raises(native.NotFinite) as caught:
-        feedback.feedback(weight, 4, 33, np.arange(99, dtype=np.uint32), factor, scales, codes)
+        native.feedback(weight, 4, 33, np.arange(99, dtype=np.uint32), factor, scales, codes)
     assert (caught.value.row, caught.value.col) == (35, 98)
 
 
@@ -105,4 +104,4 @@ def test_arrays_that_do_not_fit_are_refused():
     ]:
         given = {"order": order, "factor": factor, "scales": scales, **changed}
         with pytest.raises(ValueError, match=why):
-            feedback.feedback(weight, 4, 8, given["order"], given["factor"], given["scales"], codes)
+            native.feedback(weight, 4, 8, given["order"], given["factor"], given["scales"], codes)

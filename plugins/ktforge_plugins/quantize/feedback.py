@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ktforge import QuantSpec, Unit, UnitSpec, Unsupported
+from ktforge import QuantSpec, Unit, UnitSpec, Unsupported, native
 from ktforge.calibration import Calibration
-from ktforge.native.feedback import BLOCK, factor, feedback, product, second_moments, silu
 
 #: What is added to the diagonal of second moments, of its mean.
 DAMPING = 0.01
@@ -53,7 +52,7 @@ def check_inputs(calibration: Calibration, unit: UnitSpec) -> None:
 def _factor_of(moments: np.ndarray) -> Factor:
     squares = np.ascontiguousarray(np.diag(moments))
     order = np.argsort(-squares, kind="stable").astype(np.uint32)
-    return Factor(order, factor(np.ascontiguousarray(moments[order][:, order]), DAMPING), squares)
+    return Factor(order, native.factor(np.ascontiguousarray(moments[order][:, order]), DAMPING), squares)
 
 
 class _Kept:
@@ -84,7 +83,7 @@ def factors(calibration: Calibration, unit: Unit) -> dict[str, Factor]:
     known = calibration.layers[layer]
     assert known.inputs is not None and known.routed is not None
     inputs = np.ascontiguousarray(known.inputs.astype(np.float32))
-    first = _kept.get((id(calibration), layer), lambda: _factor_of(second_moments(inputs)))
+    first = _kept.get((id(calibration), layer), lambda: _factor_of(native.second_moments(inputs)))
     mine = (known.routed == expert).any(axis=1)
     others = np.flatnonzero(~mine)[:: max(1, int((~mine).sum()) // OTHERS)]
     moments = np.zeros(())
@@ -93,22 +92,23 @@ def factors(calibration: Calibration, unit: Unit) -> dict[str, Factor]:
         if len(tokens):
             # Where one kind is missing, the other stands for all.
             share = share if len(others) and mine.any() else 1.0
-            moments = moments + np.float32(share) * second_moments(_middle(inputs[tokens], unit))
+            moments = moments + np.float32(share) * native.second_moments(_middle(inputs[tokens], unit))
     return {"gate": first, "up": first, "down": _factor_of(np.ascontiguousarray(moments, np.float32))}
 
 
 def _middle(inputs: np.ndarray, unit: Unit) -> np.ndarray:
     """What goes into down, float32 [n, expert size]."""
     gate, up = (
-        product(inputs, np.ascontiguousarray(unit.tensors[f"{p}.weight"].astype(np.float32).T)) for p in ("gate", "up")
+        native.product(inputs, np.ascontiguousarray(unit.tensors[f"{p}.weight"].astype(np.float32).T))
+        for p in ("gate", "up")
     )
-    return silu(gate, up)
+    return native.silu(gate, up)
 
 
 def codes_of(weight: np.ndarray, spec: QuantSpec, group_size: int, known: Factor, scales: np.ndarray) -> np.ndarray:
     """int8 codes [n, k] of a whole projection, for float32 ``scales`` [n, k / group_size] of the stored step."""
     codes = np.empty(weight.shape, np.int8)
-    feedback(weight, spec.bits, group_size, known.order, known.factor, scales, codes, step=spec.step)
+    native.feedback(weight, spec.bits, group_size, known.order, known.factor, scales, codes, step=spec.step)
     return codes
 
 
@@ -119,5 +119,5 @@ def scratch_bytes(unit: UnitSpec, calibration: Calibration) -> int:
     assert layer.inputs is not None
     tokens, hidden, size = len(layer.inputs), layer.gate_up.shape[1], layer.down.shape[1]
     widest = max(hidden, size)
-    moments = 4 * 3 * widest * widest + 8 * widest * (widest + 2 * BLOCK)
+    moments = 4 * 3 * widest * widest + native.factor_bytes(widest)
     return 4 * tokens * (hidden + 3 * size) + 4 * 2 * hidden * size + moments

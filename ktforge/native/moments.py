@@ -58,13 +58,18 @@ def silu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return out
 
 
+def factor_bytes(k: int) -> int:
+    """What :func:`factor` of [k, k] needs for a moment."""
+    return 8 * k * (k + 2 * BLOCK)
+
+
 def factor(moments: np.ndarray, damping: float) -> np.ndarray:
     """The upper Cholesky factor [k, k] of the inverse of second ``moments`` [k, k], float32 and symmetric, to whose
     diagonal ``damping`` times its mean is added. Raises ValueError for what are no second moments."""
     require(moments.ndim == 2 and moments.size > 0, "moments must be float32 [k, k]")
     k = len(moments)
     require(is_array(moments, np.float32, (k, k)), "moments must be contiguous float32 [k, k]")
-    out, room = moments.copy(), np.empty(k * (k + 2 * BLOCK), np.float64)
+    out, room = moments.copy(), np.empty(factor_bytes(k) // 8, np.float64)
     status = lib.ktq_factor(pointer(out, "float *"), k, damping, pointer(room, "double *"))
     require(status == lib.KTQ_OK, "these are no second moments: they have no Cholesky factor")
     return out
