@@ -45,8 +45,8 @@ def carry_out(pipeline: Pipeline, registry: Registry, options: RunOptions) -> No
     before = signal.signal(signal.SIGINT, interrupts)
     try:
         summary = pipeline.run(
-            overwrite=options.overwrite, restart=options.restart, verify=options.verify, workers=options.workers,
-            memory_limit=limit, registry=registry,
+            overwrite=options.overwrite, restart=options.restart, verify=options.verify,
+            verify_output=options.verify_output, workers=options.workers, memory_limit=limit, registry=registry,
         )  # fmt: skip
     except AlreadyDone as done:
         _say_already_done(done, pipeline, as_json=options.as_json)

@@ -252,6 +252,8 @@ class Layout(Stage):
     stage: ClassVar[str] = "layout"
     #: Whether readers of its outputs take a negative scale.
     signed_scales: ClassVar[bool] = False
+    #: Whether an output with the lowest code of its bits (-8 of 4) is wrong, as :meth:`lowest_codes` says.
+    refuses_lowest_codes: ClassVar[bool] = False
     #: Names of writers whose folders the readers of its outputs take; :meth:`serving` goes for these.
     served_from: ClassVar[tuple[str, ...]] = ("safetensors",)
 
@@ -293,6 +295,11 @@ class Layout(Stage):
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         """The inverse of :meth:`pack`, for the parts of ``spec``. Raises Unsupported if there is none."""
         raise Unsupported(f"the layout {self.name} cannot be read back")
+
+    def lowest_codes(self, spec: QuantSpec) -> str | None:
+        """What a reader makes of the lowest code (-8 of 4 bits) in a unit of ``spec``, and the mend, behind "which";
+        None if it is a code like any other."""
+        return None
 
     def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
         """The command line that serves the output, as a user may copy it; None where there is none to name.

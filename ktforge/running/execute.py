@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -22,17 +21,13 @@ from ktforge.contract.plan import Plan, PlannedUnit, Recipe, Sink
 from ktforge.contract.stages import Fused, Layout, Loader, Result
 from ktforge.contract.tensors import PackedSpec, TensorSpec, Unit, UnitSpec
 from ktforge.errors import PluginError
+from ktforge.native.cores import available_cores
 from ktforge.planning.shares import Share, shares
 from ktforge.running.watch import SourceWatch, WatchedSink
 from ktforge.running.workers import Workers
 from ktforge.text import counted
 
 logger = logging.getLogger(__name__)
-
-
-def default_workers() -> int:
-    """The number of CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def execute(
@@ -73,7 +68,7 @@ def execute(
         ]
         logger.info("%s to work on, %s kept", counted(len(units), "unit"), counted(len(kept), "unit"))
         progress = _Progress(pieces)
-        crew = Workers(workers or default_workers(), memory_limit)
+        crew = Workers(workers or available_cores(), memory_limit)
 
         def work(share: Share) -> None:
             progress.begin(share)

@@ -214,7 +214,7 @@ def test_every_command_and_option_explains_itself():
     root = get_command(app)
     assert root.commands.keys() == {
         "run", "convert", "moe-to-bf16", "dequantize", "inspect", "compare", "generate", "eval", "calibrate", "init",
-        "plan", "plugins", "new-plugin", "schema", "isa",
+        "plan", "plugins", "new-plugin", "schema", "isa", "verify",
     }  # fmt: skip
     for name, command in root.commands.items():
         assert command.help, name

@@ -31,6 +31,7 @@ from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import BF16
 from ktforge.model.config import quantization_config
 from ktforge_plugins.layouts.engines import kt_command
+from ktforge_plugins.preprocess.lowest_codes import RAWINT4_MINDS
 from ktforge_plugins.quantize.integer import SCALES
 
 INT8, INT32, INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
@@ -160,6 +161,12 @@ class CompressedTensors(Layout):
             "ignore": ignored,
         }
         return {**config, "quantization_config": quantization}
+
+    def lowest_codes(self, spec: QuantSpec) -> str | None:
+        is_raw = spec.symmetric and spec.bits == 4 and spec.group_size == RAWINT4_GROUP
+        if self.format != "pack-quantized" or not is_raw or ".experts." not in spec.unit.name:
+            return None
+        return RAWINT4_MINDS
 
     def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
         """By KTransformers where experts alone are quantised, as its RAWINT4 reads them; else by vLLM."""

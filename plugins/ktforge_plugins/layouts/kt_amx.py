@@ -61,6 +61,7 @@ class KtAmx(Layout):
     name: ClassVar[str] = "kt-amx"
     served_from: ClassVar[tuple[str, ...]] = ("safetensors", "kt-folder")
     experts_only: ClassVar[bool] = True
+    refuses_lowest_codes: ClassVar[bool] = True
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
 
@@ -187,6 +188,9 @@ class KtAmx(Layout):
                 )  # fmt: skip
             except native.NotFinite as error:
                 raise not_finite(spec.unit.tensors[role], part, error) from error
+
+    def lowest_codes(self, spec: QuantSpec) -> str | None:
+        return "kt-kernel up to 0.7.0 computes wrongly on AVX-512: convert the original again, and there are none"
 
     def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
         bits = next((r.quant.bits for r in results if r.quant is not None), None)
