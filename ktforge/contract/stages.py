@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -177,7 +179,11 @@ class Loader(Stage):
         folder = self.folder()
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, "the loader has no folder to find it in", str(path))
-        return (folder / path).open("rb")
+        descriptor = os.open(folder / path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb", buffering=0)
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file that has an end, but a folder, a pipe or a device", str(path))
 
     def sources(self) -> Sequence[SourceFile]:
         """The weight files, for the manifest."""

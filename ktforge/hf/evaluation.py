@@ -21,7 +21,7 @@ from ktforge.hf.scores import Tally
 from ktforge.hf.sides import check_same_model, experts_of, open_side
 from ktforge.hf.streamed import Streamed, at_once
 from ktforge.hf.text import CONTEXT, read_texts, sample_text, sequences, tokenizer_of
-from ktforge.running.execute import default_workers
+from ktforge.running.execute import worker_count
 
 #: What is told of the way: how many layers are computed, of how many.
 Progress = Callable[[int, int], None]
@@ -72,7 +72,7 @@ def evaluate(
     tokenizer = tokenizer_of(one, *others, **kwargs)
     text = read_texts(texts) if texts else sample_text()
     ids = sequences(tokenizer, text, tokens, context)
-    run = _Run(one, others, chosen, activations, workers or default_workers(), memory_limit, kwargs)
+    run = _Run(one, others, chosen, activations, worker_count(workers), memory_limit, kwargs)
     steps = (2 if keep else 1) * run.steps(ids)
     done = _Counted(progress, steps)
     tallies, damages = run.over(ids, [dict.fromkeys(chosen, n) for n in range(len(others))], done)

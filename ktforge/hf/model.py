@@ -12,7 +12,7 @@ from ktforge.hf.compute import Routed
 from ktforge.hf.experts import ExpertSource
 from ktforge.hf.loading import attach, compute_device, model_without_experts, read_config
 from ktforge.hf.sides import experts_of, open_original, open_side
-from ktforge.running.execute import default_workers
+from ktforge.running.execute import worker_count
 from ktforge.text import parse_size
 
 #: How the products with weights are computed.
@@ -58,7 +58,7 @@ def model_of(side: Side, rest: Side, *, integers: bool, cache: int, workers: int
     kwargs.setdefault("dtype", "auto")
     model = model_without_experts(rest, side, config, **kwargs)
     source = ExpertSource(
-        side, dtype=model.dtype, device=compute_device(kwargs.get("device_map")), workers=workers or default_workers(),
+        side, dtype=model.dtype, device=compute_device(kwargs.get("device_map")), workers=worker_count(workers),
         cache=cache, integers=integers,
     )  # fmt: skip
     attach(model, {layer: Routed(layer, experts, [source]) for layer, experts in experts_of(side).items()})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from ktforge.contract.checks import check_paths
 from ktforge.contract.plan import Plan
 from ktforge.contract.tensors import FileSpec
 from ktforge.disk import writing
+from ktforge.disk.folders import Folders
 from ktforge.disk.journal import Journal
 from ktforge.disk.lock import Lock, held, locked
 from ktforge.disk.marks import JOURNAL, PARTIAL, UNFINISHED, staged
@@ -27,6 +29,7 @@ from ktforge.errors import AlreadyDone, OutputError
 from ktforge.output.finished import is_finished
 from ktforge.output.hashing import add_range
 from ktforge.output.publish import (
+    collisions,
     discard,
     hashes,
     nested_weights,
@@ -134,6 +137,8 @@ def open_folder(
         raise OutputError(*problems)
     paths = published(plan, documents)
     check_paths(paths)
+    if problems := collisions(plan, documents):
+        raise OutputError(*problems)
     if not overwrite and is_finished(plan, documents):
         raise AlreadyDone(f"{folder} holds this output already, finished: nothing is to do; --overwrite makes it again")
     existed, staging = folder.exists(), folder / PARTIAL
@@ -143,7 +148,7 @@ def open_folder(
             logger.info("%s is open, %s are written", folder, counted(len(journal.written), "tensor"))
             sink = FolderSink(staging, plan.files, journal, lock)
             try:
-                _check_kept(folder, plan.files, journal, verify=verify)
+                _check_kept(folder, plan.files, journal, lock.folders, verify=verify)
                 yield sink
                 sink.finish()
                 _stage(folder, plan, texts_of(plan, documents), journal, lock)
@@ -155,7 +160,7 @@ def open_folder(
             finally:
                 sink.close()
                 journal.close()
-                if not journal.fingerprint and not (folder / UNFINISHED).exists() and lock.lost() is None:
+                if not (journal.fingerprint or lock.folders.exists(folder / UNFINISHED) or lock.lost()):
                     discard(folder, staging, plan, lock)
     except OSError as error:
         raise OutputError(_failure(folder, error)) from error
@@ -167,7 +172,7 @@ def open_folder(
 def _open_journal(folder: Path, plan: Plan, lock: Lock, *, overwrite: bool, restart: bool) -> Journal:
     """The journal of the unfinished output in ``folder`` if there is one to go on with, else a new one."""
     staging, now = folder / PARTIAL, fingerprint(plan)
-    journal = Journal(staging / JOURNAL)
+    journal = Journal(staging / JOURNAL, lock.folders)
     goes_on = bool(journal.fingerprint) and not restart
     if goes_on:
         check_unchanged(folder, journal.fingerprint, now, _again(folder, journal))
@@ -178,7 +183,7 @@ def _open_journal(folder: Path, plan: Plan, lock: Lock, *, overwrite: bool, rest
         raise OutputError(f"{folder} is not empty: choose another folder, or say {needed}")
     if not goes_on:
         discard(folder, staging, plan, lock)
-        journal = Journal(staging / JOURNAL)
+        journal = Journal(staging / JOURNAL, lock.folders)
         journal.begin(now, overwrite=overwrite or (folder / UNFINISHED).exists())
     return journal
 
@@ -194,7 +199,7 @@ def _stage(folder: Path, plan: Plan, texts: Mapping[str, bytes], journal: Journa
         journal.add_staged(stage_documents(staging, plan, texts, lock))
 
 
-def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, verify: bool) -> None:
+def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, folders: Folders, *, verify: bool) -> None:
     """Raises OutputError if a file with tensors of an earlier run is missing or not what it left."""
     damaged = f"the disk may be failing: start over with {_again(folder, journal)}"
     for file in specs:
@@ -202,27 +207,28 @@ def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, 
         if not kept:
             continue
         path = staged(folder / PARTIAL, file.path)
-        if journal.staged and not path.exists():
+        if journal.staged and not folders.exists(path):
             path = folder / file.path
-        size = path.stat().st_size if path.is_file() else None
+        found = folders.stat(path)
+        size = found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
         if size != file.nbytes:
             has = "is gone" if size is None else f"has {size:,} bytes; {file.nbytes:,} were written"
             raise OutputError(f"{path} of the unfinished output {has}: start over with {_again(folder, journal)}")
         if verify:
-            _verify(path, file, journal.written, damaged)
+            _verify(path, file, journal.written, damaged, folders)
     for name, digest in journal.documents.items() if verify else ():
         path = staged(folder / PARTIAL, name)
-        path = path if path.exists() else folder / name
-        if not path.exists():  # which publishing says
+        path = path if folders.exists(path) else folder / name
+        if not folders.exists(path):  # which publishing says
             continue
-        with open_regular(path) as opened:
+        with open_regular(path, folders) as opened:
             if content_hash(opened) != digest:
                 raise OutputError(f"{path} is not what was written, so {damaged}")
 
 
-def _verify(path: Path, file: FileSpec, written: Mapping[str, str], damaged: str) -> None:
+def _verify(path: Path, file: FileSpec, written: Mapping[str, str], damaged: str, folders: Folders) -> None:
     offset = len(file.header)
-    with open_regular(path) as opened:
+    with open_regular(path, folders) as opened:
         if os.pread(opened.fileno(), offset, 0) != bytes(file.header):
             raise OutputError(f"{path}: the header is not what was written, so {damaged}")
         for tensor in file.tensors:
