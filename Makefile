@@ -6,10 +6,18 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]') native/build.py
 WORKERS ?= 2
 
-.PHONY: demo test lint docs test-runtime test-families clean
+.PHONY: demo demo-real quality test lint docs test-runtime test-families clean
 
 demo: $(VENV)/.ktforge
 	$(BIN)/python demo/demo.py
+
+# A small real model, converted in every way, heard and measured: a quarter of an hour on two cores.
+demo-real: $(VENV)/.test
+	$(BIN)/python demo/real.py
+
+# The same in numbers, for the table of docs/quality.md.
+quality: $(VENV)/.test
+	$(BIN)/python demo/real.py --page docs/quality.md
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)

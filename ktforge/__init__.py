@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ktforge.model.number_format import NumberFormat
     from ktforge.output.folder import open_folder
     from ktforge.pipeline.pipeline import Pipeline
+    from ktforge.verification.verify import verify
 
 _HOMES = {
     "AlreadyDone": "errors",
@@ -91,6 +92,7 @@ _HOMES = {
     "compare": "comparison.compare",
     "hookimpl": "contract.hooks",
     "open_folder": "output.folder",
+    "verify": "verification.verify",
 }
 
 __all__ = [
@@ -138,6 +140,7 @@ __all__ = [
     "compare",
     "hookimpl",
     "open_folder",
+    "verify",
 ]
 
 

@@ -1,6 +1,7 @@
 """Every public function of the C library that computes, called with numbers at all the ends of their formats."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -78,6 +79,73 @@ def _group() -> Iterator[np.ndarray]:
                     yield from _in_groups(weight, bits, size, kind, bf16)
 
 
+def _search() -> Iterator[np.ndarray]:
+    weight, factors = rows_of_edges((64, 96)), np.linspace(0.3, 1, 7, dtype=np.float32)
+    weights = np.resize(np.array([0, 1, 1e-30, 0.5, 1e-7], np.float32), 96)
+    for size in (1, 7, 8, 9, 31, 32, 33, 96):
+        for bits, given, bf16 in ((4, None, True), (4, weights, False), (8, weights, True), (8, None, False)):
+            shape = 64, -(-96 // size)
+            codes, scales = np.empty(weight.shape, np.int8), np.empty(shape, np.float32)
+            native.search(weight, bits, size, factors, given, codes, scales, step=16, bf16_scales=bf16)
+            yield from (codes, scales)
+
+
+@cache
+def _inputs(n: int, k: int) -> np.ndarray:
+    """float32 [n, k] of every reach, correlated. Made once, as a test may have another floating-point environment."""
+    random = np.random.default_rng(k)
+    x = random.standard_normal((n, k), np.float32) * np.logspace(-3, 3, k, dtype=np.float32)
+    x[:, 1::2] += x[:, 0 : k - k % 2 : 2] / 2
+    return x
+
+
+@cache
+def _moments(k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Second moments of such inputs, and the order of their columns."""
+    moments = native.second_moments(_inputs(2 * k, k))
+    order = np.argsort(-np.diag(moments), kind="stable").astype(np.uint32)
+    return np.ascontiguousarray(moments[order][:, order]), order
+
+
+@cache
+def _scales(shape: tuple[int, int], step: int) -> np.ndarray:
+    scales = (np.random.default_rng(step).random(shape, np.float32) + np.float32(0.5)) / np.float32(4 * step)
+    scales[0] = 0
+    return scales
+
+
+def _product() -> Iterator[np.ndarray]:
+    for m, k, n in ((1, 1, 1), (3, 5, 7), (4, 257, 16), (9, 513, 47), (33, 64, 100)):
+        a, b = _inputs(m, k), _inputs(k, n)
+        yield native.product(a, b)
+        yield native.product(np.ascontiguousarray(a.T).T, b)
+
+
+_GATES = np.array([0, -0.0, 1e-45, -1e-45, 1, -1, 88.7, -88.7, 1e4, -1e4, 3e38, -3e38], np.float32)
+
+
+def _silu() -> Iterator[np.ndarray]:
+    yield native.silu(_GATES, np.roll(_GATES, 3))
+    yield native.silu(_inputs(50, 60), _inputs(50, 60)[::-1].copy())
+
+
+def _factor() -> Iterator[np.ndarray]:
+    for k in (1, 2, 63, 64, 65, 200):
+        yield native.factor(_moments(k)[0], 0.01)
+
+
+def _feedback() -> Iterator[np.ndarray]:
+    for n, k, size in ((1, 1, 1), (3, 65, 13), (33, 128, 128), (40, 200, 32)):
+        moments, order = _moments(k)
+        factor = native.factor(moments, 0.01)
+        weight = _inputs(n, k).astype(BF16)
+        for bits, step in ((4, 1), (8, 16)):
+            codes = np.empty((n, k), np.int8)
+            scales = _scales((n, -(-k // size)), step)
+            native.feedback(weight, bits, size, order, factor, scales, codes, step=step)
+            yield codes
+
+
 def _fp8() -> native.Fp8Blocks:
     """Every byte but NaN, a row of scales for every two rows."""
     codes = np.random.default_rng(0).integers(0, 256, (32, 128), np.uint8)
@@ -138,6 +206,11 @@ def _difference() -> Iterator[np.ndarray]:
 ENTRY_POINTS: dict[str, Callable[[], Iterator[np.ndarray]]] = {
     "ktq_absmax": _absmax,
     "ktq_group": _group,
+    "ktq_search": _search,
+    "ktq_product": _product,
+    "ktq_silu": _silu,
+    "ktq_factor": _factor,
+    "ktq_feedback": _feedback,
     "ktq_kt_amx_pack": _kt_amx_pack,
     "ktq_kt_amx_unpack": _kt_amx_unpack,
     "ktq_kt_amx_from_bf16": lambda: (a for bits in (4, 8) for a in _fused(rows_of_edges((64, 256)), bits)),
@@ -150,6 +223,10 @@ ENTRY_POINTS: dict[str, Callable[[], Iterator[np.ndarray]]] = {
     "ktq_nibbles_unpack": _nibbles_unpack,
     "ktq_nibbles_to_bf16": _nibbles_to_bf16,
 }
+
+
+for _ready in (_product, _silu, _factor, _feedback):  # in the usual floating-point environment
+    list(_ready())
 
 
 def made_by(name: str) -> list[bytes]:

@@ -86,3 +86,88 @@ def quantise_groups(
         codes[:, start : start + size] = np.clip(rounded + zero[:, None], lowest, half - 1)
         scales[:, g], zeros[:, g] = scale, zero
     return codes, scales, zeros
+
+
+def _direct(m, h, factors, largest, most):
+    """The best fit of a short run: float32 sums of every eighth number, added as a tree."""
+    f32 = np.float32
+
+    def total(values):
+        lanes = np.zeros(8, f32)
+        for row in np.concatenate([values, np.zeros(-len(values) % 8, f32)]).reshape(-1, 8):
+            lanes = lanes + row
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        return float(lanes[0])
+
+    def fit(inverse):
+        q = np.rint(np.minimum(m * inverse, most))
+        return total(h * q * m), total(h * q * q)
+
+    return [fit(most / (factor * largest)) for factor in factors], lambda n, d: fit(f32(d / n))
+
+
+def _binned(w, h, factors, largest, most, power):
+    """The best fit of a long run: sums of the bf16 magnitudes above each, from the largest down."""
+    f32 = np.float32
+    bits = w.view(np.uint16) & 0x7FFF
+    least = int((factors[0] * largest / (f32(4) * most) / power).view(np.uint32)) >> 16
+    lowest = max(least, int(bits.max()) + 1 - 1024, 0)
+    magnitudes = np.arange(lowest, int(bits.max()) + 1, dtype=np.uint16).view(w.dtype).astype(f32) * power
+    there = bits >= lowest
+    sums = np.zeros(len(magnitudes), f32)
+    if h is None:
+        sums = np.bincount(bits[there] - lowest, minlength=len(magnitudes)).astype(f32) * magnitudes
+    else:
+        np.add.at(sums, bits[there] - lowest, h[there])
+    tails = [np.append(np.cumsum(s[::-1])[::-1], 0) for s in (sums.astype(float), sums.astype(float) * magnitudes)]
+
+    def fit(scale):
+        edges = [((f32(q) - f32(0.5)) * scale / power).view(np.uint32) for q in range(1, int(most) + 1)]
+        bins = [min(max(((int(e) + 0xFFFF) >> 16) - lowest, 0), len(magnitudes)) for e in edges]
+        n = d = 0.0
+        for q, b in enumerate(bins):
+            n, d = n + tails[1][b], d + (2 * q + 1) * tails[0][b]
+        return n, d
+
+    return [fit(factor * largest / most) for factor in factors], lambda n, d: fit(f32(n / d))
+
+
+def search(
+    weight: np.ndarray, bits: int, size: int, factors: np.ndarray, weights: np.ndarray | None, step: int, bf16: bool
+):
+    """Codes int8 [n, k] and float32 scales [n, groups] of a bf16 matrix: the best of ``factors`` of amax / most by the
+    squared error weighted with ``weights`` [k] or |w|, then fitted to its codes as long as that helps."""
+    f32 = np.float32
+    most = f32((1 << (bits - 1)) - 1)
+    codes, scales = np.empty(weight.shape, np.int8), np.empty((len(weight), -(-weight.shape[1] // size)), f32)
+
+    def score(fit):
+        return fit[0] * fit[0] / fit[1] if fit[1] > 0 else 0.0
+
+    for row, g in np.ndindex(scales.shape):
+        columns = slice(g * size, (g + 1) * size)
+        stored, h = weight[row, columns], None if weights is None else weights[columns]
+        w = stored.astype(f32)
+        amax = np.abs(w).max()
+        power = f32(2.0) ** f32(-np.clip(np.frexp(amax)[1], -126, 126))
+        m, largest, best = np.abs(w) * power, amax * power, (0.0, 0.0)
+        if amax:
+            short = len(w) <= 256
+            tried, again = (
+                _direct(m, m if h is None else h, factors, largest, most) if short
+                else _binned(np.ascontiguousarray(stored), h, factors, largest, most, power)
+            )  # fmt: skip
+            for found in tried:
+                best = found if score(found) > score(best) else best
+            for _ in range(8):
+                if not score(best) > 0 or not score(found := again(*best)) > score(best):
+                    break
+                best = found
+        scale = (f32(best[0] / best[1]) if score(best) > 0 else largest / most) / power / f32(step)
+        scales[row, g] = scale.astype(weight.dtype).astype(f32) if bf16 else scale
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            inverse = f32(1) / (scales[row, g] * f32(step)) if scales[row, g] else f32(0)
+            product = np.nan_to_num(w * inverse, nan=0.0)
+        codes[row, columns] = np.rint(np.clip(product, -most, most))
+    return codes, scales

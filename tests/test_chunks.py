@@ -28,6 +28,7 @@ from ktforge.checkpoint import loader as checkpoint_loader
 from ktforge.contract.tensors import F32, Part, QuantPart, QuantSpec, UnitSpec
 from ktforge.disk import reading, writing
 from ktforge.disk.marks import JOURNAL, MANIFEST, PARTIAL
+from ktforge.hf import heads
 from ktforge.measure import codes, weights
 from ktforge.output import hashing, sink
 from ktforge.planning import shares
@@ -35,6 +36,7 @@ from ktforge.readback import loader as readback
 
 #: Every constant that says how much is worked on at a time: its module, its name, and a small value.
 CHUNKS = {
+    "ktforge/hf/heads.py BLOCK": (heads, 1),  # tried in tests/hf
     "ktforge/checkpoint/loader.py COMPARED": (checkpoint_loader, 7),
     "ktforge/disk/reading.py CHUNK": (reading, 7),
     "ktforge/disk/writing.py CHUNK": (writing, 7),
@@ -48,6 +50,9 @@ CHUNKS = {
 }
 #: Other large numbers: none of these is a step. What is called LIMIT or MOST is none either.
 NO_CHUNKS = {
+    "ktforge/calibration/imatrix.py LONGEST_NAME",
+    "ktforge/hf/integers.py EXACT",
+    "quantize/feedback.py OTHERS",
     "ktforge/planning/kinds.py LAYER",
     "ktforge/planning/kinds.py EXPERT",
     "ktforge/disk/system.py _BLOCK",

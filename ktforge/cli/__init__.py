@@ -24,6 +24,7 @@ from ktforge.cli.commands import (
     plugins,
     run,
     schema,
+    verify,
 )
 from ktforge.cli.options import log, logger, takes_common_options
 from ktforge.cli.streams import give_up, prepare
@@ -38,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    run, convert, moe_to_bf16, dequantize, inspect, compare, generate, evaluate, calibrate, init, plan, plugins,
+    run, convert, moe_to_bf16, dequantize, inspect, verify, compare, generate, evaluate, calibrate, init, plan, plugins,
     new_plugin, schema, isa,
 )  # fmt: skip
 for module in COMMANDS:

@@ -77,6 +77,10 @@ class RunOptions:
     verify: Annotated[bool, typer.Option("--verify", help="Compare the hashes of what an unfinished output holds.")] = (
         False
     )
+    verify_output: Annotated[
+        bool,
+        typer.Option("--verify-output", help="Read the output back from the disk, and look at it as `verify` does."),
+    ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False
     as_json: AsJson = False
 

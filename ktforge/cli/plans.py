@@ -22,11 +22,11 @@ def show(plan: Plan, *, as_json: bool, workers: int | None = None, memory_limit:
 
 
 def _data(plan: Plan, workers: int | None, memory_limit: int | None) -> dict[str, Any]:
+    from ktforge.native.cores import available_cores
     from ktforge.output.folder import outlook
     from ktforge.output.space import free_space
-    from ktforge.running.execute import default_workers
 
-    workers, folder = workers or default_workers(), plan.pipeline.writer.folder()
+    workers, folder = workers or available_cores(), plan.pipeline.writer.folder()
     return {
         "model_type": plan.model.model_type,
         "experts": plan.model.experts,
@@ -53,13 +53,13 @@ def _data(plan: Plan, workers: int | None, memory_limit: int | None) -> dict[str
 
 def _rows(plan: Plan, workers: int | None, memory_limit: int | None) -> list[tuple[str, str]]:
     from ktforge.contract.tensors import total_bytes
+    from ktforge.native.cores import available_cores
     from ktforge.output.folder import outlook
     from ktforge.output.space import free_space
     from ktforge.pipeline.file import stage_lines
-    from ktforge.running.execute import default_workers
     from ktforge.text import counted, size_text
 
-    model, workers = plan.model, workers or default_workers()
+    model, workers = plan.model, workers or available_cores()
     experts = f"{counted(model.experts, 'expert')} in {counted(len(model.moe_layers), 'layer')}"
     rows = [("model", f"{model.model_type or 'unknown type'}, {experts if model.experts else 'dense'}")]
     if not plan.files:  # what refuses a unit leaves no output to count

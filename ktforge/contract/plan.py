@@ -243,7 +243,8 @@ class Plan:
     of weights that an earlier output of theirs may have left. ``settled`` are fields that config.json lacks, as the
     tensors have them. ``extra`` are those of ``left_out`` that are for multi-token prediction. ``documents`` are
     config.json and the files beside it that say what weights are, each with the xxh3-128 of its content;
-    ``identities`` tell each of ``sources`` and ``inputs`` from what may take its place.
+    ``identities`` tell each of ``sources`` and ``inputs`` from what may take its place. ``rereads``: what was written
+    is read back from the disk and compared with its hashes before it is published.
     """
 
     pipeline: Recipe
@@ -261,6 +262,7 @@ class Plan:
     extra: tuple[TensorSpec, ...] = ()
     documents: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[Path, Identity] = field(default_factory=dict)
+    rereads: bool = False
 
     @property
     def notes(self) -> Sequence[str]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 #: What ``ktforge convert`` can be told beside a preset, by the names of its options.
-Option = Literal["group_size", "threadpool_count", "no_merge_safetensor"]
+Option = Literal["group_size", "threadpool_count", "no_merge_safetensor", "scales", "calibration"]
 #: What writes the output of commands, if nothing else is said.
 SAFETENSORS: Mapping[str, Any] = MappingProxyType({"use": "safetensors"})
 _SETS = re.compile(r"(?:quantize|layout|writer)\.\w+(?:=.+)?")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from ktforge.contract.tensors import (
     Demand,
@@ -75,6 +75,13 @@ class Stage(BaseModel, ABC):
     stage: ClassVar[str]
     #: Whether a layout has room, or a preprocessor work, for routed experts alone; a dense model is then refused.
     experts_only: ClassVar[bool] = False
+
+    @field_validator("*")
+    @classmethod
+    def _is_a_path(cls, value: Any) -> Any:
+        if isinstance(value, Path) and "\0" in str(value):
+            raise ValueError("no path has a NUL character in it")
+        return value
 
     def equip(self, classes: Sequence[type[Stage]]) -> Self:
         """This stage, told which stage classes are installed; called before anything else, where there is a registry.
@@ -258,6 +265,8 @@ class Layout(Stage):
     stage: ClassVar[str] = "layout"
     #: Whether readers of its outputs take a negative scale.
     signed_scales: ClassVar[bool] = False
+    #: Whether an output with the lowest code of its bits (-8 of 4) is wrong, as :meth:`lowest_codes` says.
+    refuses_lowest_codes: ClassVar[bool] = False
     #: Names of writers whose folders the readers of its outputs take; :meth:`serving` goes for these.
     served_from: ClassVar[tuple[str, ...]] = ("safetensors",)
 
@@ -299,6 +308,11 @@ class Layout(Stage):
     def unpack(self, packed: PackedUnit, spec: QuantSpec) -> QuantUnit:
         """The inverse of :meth:`pack`, for the parts of ``spec``. Raises Unsupported if there is none."""
         raise Unsupported(f"the layout {self.name} cannot be read back")
+
+    def lowest_codes(self, spec: QuantSpec) -> str | None:
+        """What a reader makes of the lowest code (-8 of 4 bits) in a unit of ``spec``, and the mend, behind "which";
+        None if it is a code like any other."""
+        return None
 
     def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
         """The command line that serves the output, as a user may copy it; None where there is none to name.

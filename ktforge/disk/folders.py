@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import stat
@@ -70,6 +71,13 @@ class Folders:
                     return os.stat(name, dir_fd=above, follow_symlinks=above is None)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+
+    def size(self, path: Path) -> int:
+        """Bytes of a file. Raises FileNotFoundError if it is not there."""
+        found = self.stat(path)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return found.st_size
 
     def exists(self, path: Path) -> bool:
         return self.stat(path) is not None

@@ -16,10 +16,13 @@ JOURNAL = "journal.jsonl"
 #: The name of the lock file.
 LOCK = "lock"
 
+#: The suffix of files whose header says where each tensor is.
+SAFETENSORS = ".safetensors"
+
 #: Files of these kinds hold weights; they are read by a loader or left behind, never carried over.
 WEIGHT_SUFFIXES = frozenset(
     [
-        ".safetensors",
+        SAFETENSORS,
         ".bin",
         ".pt",
         ".pth",

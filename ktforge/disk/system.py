@@ -1,4 +1,4 @@
-"""System calls that Python's os does not have: room for a file at once, writing back while work goes on, taking mapped
+"""System calls that not every Python has: room for a file at once, writing back while work goes on, taking mapped
 pages out of the process, and what quotas leave.
 
 The first three change how fast and how soon, never what is in the file, so where the C library or the file system lacks
@@ -34,6 +34,13 @@ def reserve(descriptor: int, nbytes: int) -> None:
 def write_back(descriptor: int, offset: int, nbytes: int) -> None:
     """Starts to bring a range to the disk, without waiting, so that the last fsync has little left to do."""
     _call(_sync_file_range, descriptor, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+
+def forget(descriptor: int) -> None:
+    """Has the system let go of what it keeps of a file in memory, so that it is read from the disk again: all that is
+    synced and that nobody has mapped. Where there is no posix_fadvise, such as on macOS, nothing is done."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_pages(address: int, nbytes: int) -> None:

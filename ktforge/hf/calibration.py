@@ -21,7 +21,7 @@ from ktforge.hf.loading import attach, read_config
 from ktforge.hf.sides import experts_of, open_side
 from ktforge.hf.streamed import Streamed, at_once
 from ktforge.hf.text import CONTEXT, read_texts, sequences, tokenizer_of
-from ktforge.running.execute import worker_count
+from ktforge.native.cores import worker_count
 
 #: An expert that fewer tokens than this were routed to was seldom asked.
 SELDOM = 32

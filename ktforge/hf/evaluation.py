@@ -21,7 +21,7 @@ from ktforge.hf.scores import Tally
 from ktforge.hf.sides import check_same_model, experts_of, open_side
 from ktforge.hf.streamed import Streamed, at_once
 from ktforge.hf.text import CONTEXT, read_texts, sample_text, sequences, tokenizer_of
-from ktforge.running.execute import worker_count
+from ktforge.native.cores import worker_count
 
 #: What is told of the way: how many layers are computed, of how many.
 Progress = Callable[[int, int], None]

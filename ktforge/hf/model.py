@@ -12,7 +12,7 @@ from ktforge.hf.compute import Routed
 from ktforge.hf.experts import ExpertSource
 from ktforge.hf.loading import attach, compute_device, model_without_experts, read_config
 from ktforge.hf.sides import experts_of, open_original, open_side
-from ktforge.running.execute import worker_count
+from ktforge.native.cores import worker_count
 from ktforge.text import parse_size
 
 #: How the products with weights are computed.

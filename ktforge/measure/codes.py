@@ -39,15 +39,44 @@ class Codes:
             nonzero += int(np.count_nonzero(some))
             ends += below + int(np.count_nonzero(some == top) + np.count_nonzero(some == -top))
             lowest += below
-        scales = part.scales.astype(np.float32)
-        return cls(
-            flat.size, flat.size - nonzero, ends, lowest, scales.size, int(np.count_nonzero(~np.isfinite(scales))),
-            int(np.count_nonzero(scales < 0)), _lost(part, scales),
-        )  # fmt: skip
+        wrong = _wrong_scales(part)
+        return cls(flat.size, flat.size - nonzero, ends, lowest, part.scales.size, *wrong)
 
     def __add__(self, other: Codes) -> Self:
         pairs = zip(astuple(self), astuple(other), strict=True)
         return type(self)(*(mine + theirs for mine, theirs in pairs))
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The same of what no sound output has, in a third of the time: ``lowest`` codes and wrong scales."""
+
+    lowest: int
+    not_finite: int
+    negative: int
+    lost: int
+
+    @classmethod
+    def of(cls, spec: QuantSpec, part: QuantPart) -> Self:
+        """Of one part of a weight."""
+        top = (1 << (spec.bits - 1)) - 1
+        lowest = np.count_nonzero(part.codes < -top) if part.codes.min(initial=0) < -top else 0
+        return cls(int(lowest), *_wrong_scales(part))
+
+
+def wrong_scales(found: Codes | Faults) -> dict[str, int]:
+    """What scales of quantised weights never are → how many are."""
+    return {
+        "that are NaN or infinite": found.not_finite,
+        "below zero": found.negative,
+        "of zero for codes that are not": found.lost,
+    }
+
+
+def _wrong_scales(part: QuantPart) -> tuple[int, int, int]:
+    scales = part.scales.astype(np.float32)
+    not_finite = int(np.count_nonzero(~np.isfinite(scales)))
+    return not_finite, int(np.count_nonzero(scales < 0)), _lost(part, scales)
 
 
 def _lost(part: QuantPart, scales: np.ndarray) -> int:

@@ -15,8 +15,10 @@ from ktforge.native.kernels import (
     nibbles_pack,
     nibbles_to_bf16,
     nibbles_unpack,
+    search,
     to_bf16,
 )
+from ktforge.native.moments import factor, factor_bytes, feedback, product, second_moments, silu
 from ktforge.native.pages import UNREADABLE, MappedFile, WatchedRanges, lost_pages, lost_pages_caught
 
 __all__ = [
@@ -31,6 +33,9 @@ __all__ = [
     "absmax_kt_amx",
     "current_isa",
     "difference",
+    "factor",
+    "factor_bytes",
+    "feedback",
     "fp8_to_bf16",
     "group",
     "isas",
@@ -41,6 +46,10 @@ __all__ = [
     "nibbles_pack",
     "nibbles_to_bf16",
     "nibbles_unpack",
+    "product",
+    "search",
+    "second_moments",
+    "silu",
     "to_bf16",
     "use_isa",
 ]

@@ -136,6 +136,41 @@ def group(
     require(status == lib.KTQ_OK, "weight cannot be quantised so")
 
 
+def search(
+    weight: np.ndarray, bits: int, group_size: int, factors: np.ndarray, weights: np.ndarray | None, codes: np.ndarray,
+    scales: np.ndarray, *, step: int = 1, bf16_scales: bool = False,
+) -> None:  # fmt: skip
+    """Quantises bf16 ``weight`` [n, k] in groups of ``group_size`` columns by scales that are searched.
+
+    The candidates are ``factors`` (float32, ascending) of the scale at which the largest weight is the highest code,
+    2^(bits - 1) - 1. What decides is the squared error, weighted with ``weights`` (float32 [k], from 0 to 1) or, where
+    that is None, with each weight's own magnitude; the scale is then fitted to its codes (native/src/search.c).
+    ``codes``: int8 [n, k], never the lowest; ``scales``: float32 [n, ceil(k / group_size)], rounded to bf16 if
+    ``bf16_scales``. value = code * step * scale. Raises NotFinite, ValueError for arrays that do not fit.
+    """
+    require(weight.ndim == 2 and weight.dtype == BF16, "weight must be bf16 [n, k]")
+    require(bits in (4, 8) and group_size > 0, "bits must be 4 or 8, and a group must have columns")
+    n, k = weight.shape
+    stride = row_stride(weight)
+    groups = (n, -(-k // group_size))
+    require(
+        factors.ndim == 1 and factors.size > 0 and is_array(factors, np.float32, factors.shape),
+        "factors must be float32",
+    )
+    require(weights is None or is_array(weights, np.float32, (k,)), "weights must be contiguous float32 [k]")
+    require(is_array(codes, np.int8, (n, k)), "codes must be contiguous int8 [n, k]")
+    require(is_array(scales, np.float32, groups), f"scales must be contiguous float32 {list(groups)}")
+    room, where = np.empty(2 * min(k, group_size) + 16, np.float32), ffi.new("struct ktq_where *")
+    status = lib.ktq_search(
+        pointer(weight, "uint16_t *"), n, k, stride, bits, group_size,
+        ffi.NULL if weights is None else pointer(weights, "float *"), pointer(factors, "float *"), factors.size, step,
+        bf16_scales, pointer(room, "float *"), pointer(codes, "int8_t *"), pointer(scales, "float *"), where,
+    )  # fmt: skip
+    if status == lib.KTQ_NOT_FINITE:
+        raise NotFinite(where.row, where.col)
+    require(status == lib.KTQ_OK, "weight cannot be quantised so")
+
+
 def nibbles_pack(codes: np.ndarray, out: np.ndarray) -> None:
     """int8 ``codes`` of 4 bits, an even number of them, two a byte into ``out``: low nibble first, each as code + 8."""
     require(

@@ -11,7 +11,7 @@ from ktforge.contract.plan import Plan
 from ktforge.disk.marks import CONFIG, MANIFEST, PARTIAL, UNFINISHED
 from ktforge.disk.reading import open_regular, read_json
 from ktforge.errors import CheckpointError
-from ktforge.output.manifest import manifest_json
+from ktforge.output.manifest import FILES, manifest
 from ktforge.output.provenance import unversioned, versions
 from ktforge.output.publish import STALE
 
@@ -35,7 +35,7 @@ def is_finished(plan: Plan, documents: Mapping[str, bytes] | None = None) -> boo
     try:
         return (
             versions(plan.pipeline).keys() | unversioned(plan.pipeline).keys() <= _OWN
-            and _said(read_json(folder / MANIFEST)) == _said(json.loads(manifest_json(plan)))
+            and _said(read_json(folder / MANIFEST)) == _said(json.loads(json.dumps(manifest(plan))))
             and all(_first(folder / name, len(text) + 1) == text for name, text in texts.items())
             and _holds_files(plan, folder)
             and _changed(_inputs(plan)) <= (folder / MANIFEST).stat().st_mtime_ns
@@ -49,7 +49,9 @@ def _is_in_work(folder: Path) -> bool:
 
 
 def _said(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest with its folders as places on this machine, however they were written."""
+    """A manifest with its folders as places on this machine, however they were written; and without the hashes of its
+    files, which no plan knows."""
+    manifest.pop(FILES, None)
     for stage in ("loader", "writer"):
         named = pipeline.get(stage) if isinstance(pipeline := manifest.get("pipeline"), dict) else None
         if isinstance(named, dict) and isinstance(named.get("path"), str):

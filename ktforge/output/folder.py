@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-import xxhash
 
 from ktforge.contract.checks import check_paths
 from ktforge.contract.plan import Plan
@@ -24,10 +21,9 @@ from ktforge.disk.folders import Folders
 from ktforge.disk.journal import Journal
 from ktforge.disk.lock import Lock, held, locked
 from ktforge.disk.marks import JOURNAL, PARTIAL, UNFINISHED, staged
-from ktforge.disk.reading import content_hash, open_regular
 from ktforge.errors import AlreadyDone, OutputError
+from ktforge.native.cores import available_cores
 from ktforge.output.finished import is_finished
-from ktforge.output.hashing import add_range
 from ktforge.output.publish import (
     collisions,
     discard,
@@ -39,6 +35,7 @@ from ktforge.output.publish import (
     take_back,
     texts_of,
 )
+from ktforge.output.reread import check_documents, check_file, check_staged
 from ktforge.output.resume import check_unchanged, fingerprint
 from ktforge.output.sink import FolderSink
 from ktforge.text import counted
@@ -50,6 +47,8 @@ def check_output(folder: Path, source: Path | None) -> list[str]:
     """Why this folder cannot take an output at all, one sentence each; empty if it can."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file: give a folder for the output"]
+    if folder.resolve() == folder.resolve().parent:
+        return [f"{folder} is the root of the file system: give a folder for the output"]
     above = next(p for p in folder.absolute().parents if p.exists())
     if not above.is_dir():
         return [f"{folder} would lie below {above}, which is a file: give another folder for the output"]
@@ -152,6 +151,8 @@ def open_folder(
                 yield sink
                 sink.finish()
                 _stage(folder, plan, texts_of(plan, documents), journal, lock)
+                if plan.rereads:
+                    _read_back(folder, plan, journal, lock)
                 logger.info("publishing %s", folder)
                 publish(folder, staging, paths, plan, lock, overwrite=overwrite or journal.overwrite)
             except OSError:
@@ -167,6 +168,16 @@ def open_folder(
     finally:
         if not existed and folder.is_dir() and not any(folder.iterdir()):
             writing.remove_folder(folder)
+
+
+def _read_back(folder: Path, plan: Plan, journal: Journal, lock: Lock) -> None:
+    """Raises OutputError if the disk does not give back what was written; then no run goes on with it."""
+    logger.info("reading %s back from the disk", folder)
+    try:
+        check_staged(folder, plan.files, journal, available_cores(), lock.folders)
+    except OutputError:
+        discard(folder, folder / PARTIAL, plan, lock)
+        raise
 
 
 def _open_journal(folder: Path, plan: Plan, lock: Lock, *, overwrite: bool, restart: bool) -> Journal:
@@ -192,11 +203,11 @@ def _stage(folder: Path, plan: Plan, texts: Mapping[str, bytes], journal: Journa
     """Has all but the weights ready to be published, as the source has it now."""
     staging = folder / PARTIAL
     lock.check()
-    if not journal.staged or journal.documents != hashes(plan, texts):
+    if not journal.staged or journal.documents != hashes(plan, texts, journal.written):
         take_back(folder, staging, journal.documents, lock)
         if journal.documents:
             journal.add_staged({})
-        journal.add_staged(stage_documents(staging, plan, texts, lock))
+        journal.add_staged(stage_documents(staging, plan, texts, journal.written, lock))
 
 
 def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, folders: Folders, *, verify: bool) -> None:
@@ -215,29 +226,9 @@ def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, fol
             has = "is gone" if size is None else f"has {size:,} bytes; {file.nbytes:,} were written"
             raise OutputError(f"{path} of the unfinished output {has}: start over with {_again(folder, journal)}")
         if verify:
-            _verify(path, file, journal.written, damaged, folders)
-    for name, digest in journal.documents.items() if verify else ():
-        path = staged(folder / PARTIAL, name)
-        path = path if folders.exists(path) else folder / name
-        if not folders.exists(path):  # which publishing says
-            continue
-        with open_regular(path, folders) as opened:
-            if content_hash(opened) != digest:
-                raise OutputError(f"{path} is not what was written, so {damaged}")
-
-
-def _verify(path: Path, file: FileSpec, written: Mapping[str, str], damaged: str, folders: Folders) -> None:
-    offset = len(file.header)
-    with open_regular(path, folders) as opened:
-        if os.pread(opened.fileno(), offset, 0) != bytes(file.header):
-            raise OutputError(f"{path}: the header is not what was written, so {damaged}")
-        for tensor in file.tensors:
-            if tensor.name in written:
-                found = xxhash.xxh3_128()
-                add_range(found, opened.fileno(), offset, tensor.nbytes)
-                if found.hexdigest() != written[tensor.name]:
-                    raise OutputError(f"{path}: {tensor.name} is not what was written, so {damaged}")
-            offset += tensor.nbytes
+            check_file(path, file, journal.written, damaged, folders)
+    if verify:
+        check_documents(folder, journal.documents, damaged, folders)
 
 
 def _failure(folder: Path, error: OSError) -> str:

@@ -1,15 +1,27 @@
-"""The hash of a tensor that is written in pieces."""
+"""The hash of a tensor that is written in pieces, and of a file that is made of tensors."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 
 import xxhash
 
 from ktforge.contract.tensors import TensorSpec
 from ktforge.disk import writing
 from ktforge.errors import PluginError
+
+
+def joined_hash(digests: Iterable[bytes]) -> str:
+    """The hash of a file, in hex, by those of its parts that hold any bytes: its header and its tensors, in the order
+    of the file.
+
+    It is the xxh3-128 of their digests, 16 bytes each, and of a single part it is that part's own: then the file's,
+    too. So it is known when the tensors are written, in whatever order, and can be looked at by all cores.
+    """
+    parts = list(digests)
+    return parts[0].hex() if len(parts) == 1 else xxhash.xxh3_128_hexdigest(b"".join(parts))
 
 
 def add_range(found: xxhash.xxh3_128, descriptor: int, offset: int, nbytes: int) -> None:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from ktforge.contract.checks import blame
 from ktforge.contract.plan import Plan
 from ktforge.contract.tensors import TensorSpec, UnitSpec
+from ktforge.disk.marks import SAFETENSORS
+from ktforge.output.hashing import joined_hash
 
 #: Version of the manifest's own form.
 MANIFEST_FORMAT = "ktforge-manifest/1"
+#: What all published files are listed under, the manifest itself left out.
+FILES = "files"
 
 
 def manifest(plan: Plan) -> dict[str, Any]:
-    """The manifest of a plan. It holds no times and no machine's name: equal inputs give equal manifests."""
+    """The manifest of a plan, as far as a plan knows it: all but the hashes of the files.
+
+    It holds no times and no machine's name: equal inputs give equal manifests.
+    """
     pipeline = plan.pipeline
     folder = pipeline.loader.folder()
     return {
@@ -82,6 +92,25 @@ def _pattern(unit: UnitSpec, role: str, tensor: TensorSpec) -> tuple[str, str]:
     return role, f"{before}.{{expert}}.{behind}"
 
 
-def manifest_json(plan: Plan) -> bytes:
-    """The bytes of ktforge_manifest.json."""
-    return (json.dumps(manifest(plan), indent=2) + "\n").encode()
+def weight_files(plan: Plan, written: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What the manifest says of each weight file; ``written`` maps the tensors to the xxh3-128 of their bytes, in hex.
+
+    ``parts`` are the sizes of what :func:`~ktforge.output.hashing.joined_hash` goes over, where the header of the file
+    does not say them.
+    """
+    for file in plan.files:
+        tensors = [t for t in file.tensors if t.nbytes]
+        digests = [bytes.fromhex(written[t.name]) for t in tensors]
+        sizes = [t.nbytes for t in tensors]
+        if len(file.header):
+            digests.insert(0, xxhash.xxh3_128_digest(bytes(file.header)))
+            sizes.insert(0, len(file.header))
+        entry: dict[str, Any] = {"file": file.path, "bytes": file.nbytes}
+        if len(sizes) > 1 and not file.path.endswith(SAFETENSORS):
+            entry["parts"] = sizes
+        yield {**entry, "xxh3_128": joined_hash(digests)}
+
+
+def manifest_json(plan: Plan, files: Iterable[Mapping[str, Any]]) -> bytes:
+    """The bytes of ktforge_manifest.json with what it says of every other published file."""
+    return (json.dumps({**manifest(plan), FILES: list(files)}, indent=2) + "\n").encode()

@@ -25,7 +25,7 @@ from ktforge.disk.lock import Lock
 from ktforge.disk.marks import CONFIG, JOURNAL, LOCK, MANIFEST, PARTIAL, UNFINISHED, WEIGHT_SUFFIXES, staged
 from ktforge.disk.reading import content_hash, read_json
 from ktforge.errors import CheckpointError, OutputError
-from ktforge.output.manifest import manifest_json
+from ktforge.output.manifest import manifest_json, weight_files
 from ktforge.text import counted
 
 #: The first 8 bytes of UNFINISHED, read as the length of a safetensors header, are more than any file has.
@@ -65,29 +65,39 @@ def _in_the_way(paths: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def texts_of(plan: Plan, documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All that is neither a weight file nor copied."""
-    texts = {**documents, MANIFEST: manifest_json(plan)}
+    """All that is neither a weight file nor copied, but the manifest, which lists these."""
+    texts = dict(documents)
     if plan.config_json is not None:
         texts[CONFIG] = plan.config_json
     return texts
 
 
-def hashes(plan: Plan, texts: Mapping[str, bytes]) -> dict[str, str]:
+def hashes(plan: Plan, texts: Mapping[str, bytes], written: Mapping[str, str]) -> dict[str, str]:
     """What :func:`stage_documents` would return now."""
     loader = plan.pipeline.loader
+    sizes = {name: len(content) for name, content in texts.items()}
     found = {name: xxhash.xxh3_128_hexdigest(content) for name, content in texts.items()}
     for relative in plan.side_files:
         with _opened(loader, relative) as (opened, name):
             try:
                 found[str(relative)] = content_hash(opened)
+                sizes[str(relative)] = opened.tell()
             except OSError as error:
                 raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    return found
+    return {**found, MANIFEST: xxhash.xxh3_128_hexdigest(_manifest(plan, written, found, sizes))}
 
 
-def stage_documents(staging: Path, plan: Plan, texts: Mapping[str, bytes], lock: Lock) -> dict[str, str]:
-    """Writes all that is no weight file into the staging folder, synced; name → xxh3-128 of its content, in hex."""
-    targets = {name: staged(staging, name) for name in (*map(str, plan.side_files), *texts)}
+def _manifest(plan: Plan, written: Mapping[str, str], found: Mapping[str, str], sizes: Mapping[str, int]) -> bytes:
+    others = ({"file": name, "bytes": sizes[name], "xxh3_128": found[name]} for name in sorted(found))
+    return manifest_json(plan, [*weight_files(plan, written), *others])
+
+
+def stage_documents(
+    staging: Path, plan: Plan, texts: Mapping[str, bytes], written: Mapping[str, str], lock: Lock
+) -> dict[str, str]:
+    """Writes all that is no weight file into the staging folder, synced, the manifest last, which lists the others and
+    the weights by the hashes of what was ``written``; name → xxh3-128 of its content, in hex."""
+    targets = {name: staged(staging, name) for name in (*map(str, plan.side_files), *texts, MANIFEST)}
     for target in targets.values():
         writing.make_folders(target.parent, lock.folders)
     found = {}
@@ -99,6 +109,11 @@ def stage_documents(staging: Path, plan: Plan, texts: Mapping[str, bytes], lock:
         lock.check()
         with _opened(plan.pipeline.loader, relative) as (opened, source):
             found[str(relative)] = writing.copy_file(opened, source, targets[str(relative)], lock.folders)
+    sizes = {name: lock.folders.size(targets[name]) for name in found}
+    manifest = _manifest(plan, written, found, sizes)
+    lock.check()
+    writing.write_file(targets[MANIFEST], manifest, lock.folders)
+    found[MANIFEST] = xxhash.xxh3_128_hexdigest(manifest)
     _sync_parents(targets.values(), lock.folders)
     return found
 

@@ -143,11 +143,11 @@ class PackedLoader(Loader):
                     self.release(member)
             return fused
         if spec.name not in self._packed:
-            return self.inner.read(self._inner(spec))
+            return self.inner.read(self.as_stored(spec))
         weight = np.empty(spec.shape, BF16)
         for wanted, part in self.parts(spec):
             restore(wanted, part, wanted.parts[0].of(weight))
-        (stored, *_) = next(self._parts_of(spec))[1]
+        (stored, *_) = next(self.stored(spec))[1]
         check_finite(spec._replace(file=stored.file), weight)
         return weight
 
@@ -157,7 +157,7 @@ class PackedLoader(Loader):
 
     def parts(self, spec: TensorSpec) -> Iterator[tuple[QuantSpec, QuantPart]]:
         """The quantised parts of a packed weight, each with what it is alone."""
-        for wanted, stored in self._parts_of(spec):
+        for wanted, stored in self.stored(spec):
             packed = {t.name: self.inner.read(t) for t in stored}
             (part,) = self.layout.unpack(packed, wanted).parts
             yield wanted, part
@@ -170,7 +170,7 @@ class PackedLoader(Loader):
             return spec.rows(start, stop)
         if spec.name in self._packed:
             return None
-        inner = self.inner.rows(self._inner(spec), start, stop)
+        inner = self.inner.rows(self.as_stored(spec), start, stop)
         return inner and inner._replace(name=spec.name)
 
     def scratch_bytes(self, spec: TensorSpec) -> int:
@@ -178,10 +178,10 @@ class PackedLoader(Loader):
             members = joined.members[joined.experts(spec)[0]]
             return max(member.nbytes + self.scratch_bytes(member) for member in members)
         if spec.name not in self._packed:
-            return self.inner.scratch_bytes(self._inner(spec))
+            return self.inner.scratch_bytes(self.as_stored(spec))
         return max(
             sum(t.nbytes + self.inner.scratch_bytes(t) for t in stored) + _codes_bytes(wanted)
-            for wanted, stored in self._parts_of(spec)
+            for wanted, stored in self.stored(spec)
         )
 
     def _named(self, unit: UnitSpec) -> UnitSpec:
@@ -205,13 +205,13 @@ class PackedLoader(Loader):
 
     def release(self, spec: TensorSpec) -> None:
         if spec.name not in self._packed and spec.name not in self._joined:
-            self.inner.release(self._inner(spec))
+            self.inner.release(self.as_stored(spec))
 
-    def _inner(self, spec: TensorSpec) -> TensorSpec:
+    def as_stored(self, spec: TensorSpec) -> TensorSpec:
         """What passes through, or rows of it, under its stored name."""
         return spec._replace(name=self._passed[spec.name])
 
-    def _parts_of(self, spec: TensorSpec) -> Iterator[tuple[QuantSpec, list[TensorSpec]]]:
+    def stored(self, spec: TensorSpec) -> Iterator[tuple[QuantSpec, list[TensorSpec]]]:
         """Each part of a packed weight, with the stored tensors that it is made of."""
         quant, role = self._packed[spec.name]
         for part in quant.parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -21,31 +20,14 @@ from ktforge.contract.pending import LazyTensors, pending
 from ktforge.contract.plan import Plan, PlannedUnit, Recipe, Sink
 from ktforge.contract.stages import Fused, Layout, Loader, Result
 from ktforge.contract.tensors import PackedSpec, TensorSpec, Unit, UnitSpec
-from ktforge.errors import ConfigError, PluginError
+from ktforge.errors import PluginError
+from ktforge.native.cores import worker_count
 from ktforge.planning.shares import Share, shares
 from ktforge.running.watch import SourceWatch, WatchedSink
 from ktforge.running.workers import Workers
 from ktforge.text import counted
 
 logger = logging.getLogger(__name__)
-
-
-#: Threads; each has a stack and buffers of its own.
-MOST_WORKERS = 1024
-
-
-def default_workers() -> int:
-    """The number of CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def worker_count(wanted: int | None) -> int:
-    """``wanted`` itself, or for None one a core. Raises ConfigError for a number that no machine has use for."""
-    if wanted is None:
-        return default_workers()
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MOST_WORKERS:
-        raise ConfigError(f"workers is a whole number from 1 to {MOST_WORKERS:,}, not {str(wanted)[:40]}")
-    return wanted
 
 
 def execute(

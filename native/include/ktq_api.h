@@ -47,6 +47,36 @@ int ktq_kt_amx_unpack(const int8_t *packed, size_t n, size_t k, int bits, int8_t
 int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, int narrow,
               int bf16_scales, int8_t *codes, float *scales, int8_t *zeros, struct ktq_where *where);
 
+/* The same for symmetric codes without the lowest, of scales that are searched: for each group the best of `candidates`
+ * scales, factors[i] * largest / most, by the squared error of its weights, each weighted with weights[k] (not
+ * negative, 1 at most) or, where that is NULL, with the magnitude of the weight itself. The best is fitted to its codes
+ * by least squares, again and again as long as that helps (docs/quality.md has the measurements).
+ * value = code * step * scale; step is a power of two. room is for 2 * group + 16 floats. */
+int ktq_search(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, const float *weights,
+               const float *factors, size_t candidates, float step, int bf16_scales, float *room, int8_t *codes,
+               float *scales, struct ktq_where *where);
+
+/* Adds a[m,k] times b[k,n] to c[m,n], each number as the sum over k in its order. The numbers of a are a_row and a_col
+ * apart, so that it may be read as its transpose. */
+int ktq_product(const float *a, size_t a_row, size_t a_col, const float *b, size_t b_row, float *c, size_t c_row,
+                size_t m, size_t k, size_t n);
+
+/* out[count] = silu(gate) * up; the exponential is a polynomial of this library's own. */
+int ktq_silu(const float *gate, const float *up, size_t count, float *out);
+
+/* Turns second moments h[k,k] (symmetric) into the upper Cholesky factor of their inverse, after damping times the mean
+ * of the diagonal was added to it; what lies below the diagonal becomes 0. In float64, in room[k * k + 2 * 64 * k].
+ * KTQ_NOT_FINITE if they are no second moments. */
+int ktq_factor(float *h, size_t k, double damping, double *room);
+
+/* Codes of w[n,k] with error feedback (GPTQ, arXiv 2210.17323): column by column in the order of order[k], each error
+ * divided by the factor's diagonal and spread over the columns behind it. factor[k,k] is that of moments in this order;
+ * scales[n, k / group] are given; code = clamp(rint(w / (scale * step))), most at the ends.
+ * room is for 32 * (k + 64) floats. */
+int ktq_feedback(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, const uint32_t *order,
+                 const float *factor, const float *scales, float step, float *room, int8_t *codes,
+                 struct ktq_where *where);
+
 /* Codes of 4 bits, two a byte, low nibble first, each stored as code + 8; count must be even. */
 int ktq_nibbles_pack(const int8_t *codes, size_t count, uint8_t *out);
 int ktq_nibbles_unpack(const uint8_t *packed, size_t count, int8_t *codes);

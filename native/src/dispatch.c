@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include "cpu.h"
+#include "feedback.h"
 #include "floats.h"
 #include "kt_amx.h"
 #include "scalar/absmax.h"
+#include "search.h"
 #include "table.h"
 
 static int always(void) { return 1; }
@@ -95,6 +97,59 @@ int ktq_group(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, si
             if (table()->group(w + col, count, &grid, codes + col, scales++, zeros ? zeros++ : NULL) != KTQ_OK)
                 return ktq_not_finite(w, k, row, where);
         }
+    return KTQ_OK;
+}
+
+int ktq_search(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, const float *weights,
+               const float *factors, size_t candidates, float step, int bf16_scales, float *room, int8_t *codes,
+               float *scales, struct ktq_where *where) {
+    KTQ_DEFAULT_FLOATS;
+    if (stride < k || group == 0 || (bits != 4 && bits != 8) || candidates == 0) return KTQ_BAD_SHAPE;
+    const ktq_search_how how = {factors, candidates, (float)((1 << (bits - 1)) - 1), step, bf16_scales};
+    for (size_t row = 0; row < n; row++, w += stride, codes += k)
+        for (size_t col = 0; col < k; col += group) {
+            size_t count = k - col < group ? k - col : group;
+            if (ktq_search_run(table(), w + col, count, weights ? weights + col : NULL, &how, room, codes + col, scales++)
+                != KTQ_OK)
+                return ktq_not_finite(w, k, row, where);
+        }
+    return KTQ_OK;
+}
+
+int ktq_product(const float *a, size_t a_row, size_t a_col, const float *b, size_t b_row, float *c, size_t c_row,
+                size_t m, size_t k, size_t n) {
+    KTQ_DEFAULT_FLOATS;
+    if (b_row < n || c_row < n) return KTQ_BAD_SHAPE;
+    table()->product(a, a_row, a_col, b, b_row, c, c_row, m, k, n);
+    return KTQ_OK;
+}
+
+int ktq_silu(const float *gate, const float *up, size_t count, float *out) {
+    KTQ_DEFAULT_FLOATS;
+    for (size_t i = 0; i < count; i++) out[i] = (float)(gate[i] / (1 + ktq_exp(-(double)gate[i]))) * up[i];
+    return KTQ_OK;
+}
+
+int ktq_factor(float *h, size_t k, double damping, double *room) {
+    KTQ_DEFAULT_FLOATS;
+    if (k == 0) return KTQ_BAD_SHAPE;
+    return ktq_factor_with(table(), h, k, damping, room);
+}
+
+int ktq_feedback(const uint16_t *w, size_t n, size_t k, size_t stride, int bits, size_t group, const uint32_t *order,
+                 const float *factor, const float *scales, float step, float *room, int8_t *codes,
+                 struct ktq_where *where) {
+    KTQ_DEFAULT_FLOATS;
+    if (stride < k || group == 0 || (bits != 4 && bits != 8)) return KTQ_BAD_SHAPE;
+    const size_t groups = (k + group - 1) / group;
+    const ktq_feedback_how how = {order, factor, k, group, groups, (float)((1 << (bits - 1)) - 1), step};
+    for (size_t row = 0; row < n; row++)
+        if (table()->bf16_amax(w + row * stride, k) >= KTQ_BF16_INF)
+            return ktq_not_finite(w + row * stride, k, row, where);
+    for (size_t row = 0; row < n; row += KTQ_ROWS) {
+        const size_t rows = n - row < KTQ_ROWS ? n - row : KTQ_ROWS;
+        ktq_feedback_rows(table(), w + row * stride, rows, stride, &how, scales + row * groups, room, codes + row * k);
+    }
     return KTQ_OK;
 }
 

@@ -17,7 +17,9 @@ typedef struct ktq_grid {
  *
  * The codes functions quantise one run of weights by an inverse scale, which only the scalar ones take infinite. Each
  * tile function turns 16 rows of codes, `stride` apart, into one 1024-byte tile, and each untile function a tile into
- * rows. group quantises one run; nibble_row converts one run of 4-bit codes; fp8_block converts n x k values that share
+ * rows. group quantises one run; search_sums is described
+ * in scalar/search.c; the products add a[m,k] times b[k,n] to c[m,n], whose every number is the sum over k in its order,
+ * so that it does not matter how many are made at once; nibble_row converts one run of 4-bit codes; fp8_block converts n x k values that share
  * a scale, the row functions one run of values, and difference adds one run to a total. The amax functions give the largest magnitude of a run: its bits
  * without the sign, so a NaN is the largest. The panel functions quantise 16 rows of bf16, `stride` apart, by their 16
  * inverse scales (only the scalar ones take infinite ones) and leave tiles that begin 2048 bytes apart. */
@@ -32,6 +34,14 @@ typedef struct ktq_grid {
     X(isa, void, kt_amx_panel_i4, (const uint16_t *w, size_t stride, size_t k, const float *inverse, int8_t *out))    \
     X(isa, int, group,                                                                                                \
       (const uint16_t *w, size_t count, const ktq_grid *grid, int8_t *codes, float *scale, int8_t *zero))             \
+    X(isa, void, search_sums,                                                                                         \
+      (const float *m, const float *h, size_t count, const float *inverse, size_t candidates, float most, float *sums)) \
+    X(isa, void, product,                                                                                             \
+      (const float *a, size_t a_row, size_t a_col, const float *b, size_t b_row, float *c, size_t c_row, size_t m,    \
+       size_t k, size_t n))                                                                                           \
+    X(isa, void, product_double,                                                                                      \
+      (const double *a, size_t a_row, size_t a_col, const double *b, size_t b_row, double *c, size_t c_row, size_t m, \
+       size_t k, size_t n))                                                                                           \
     X(isa, void, nibbles_pack, (const int8_t *codes, size_t count, uint8_t *out))                                     \
     X(isa, void, nibbles_unpack, (const uint8_t *packed, size_t count, int8_t *codes))                                \
     X(isa, uint16_t, bf16_amax, (const uint16_t *w, size_t k))                                                        \

@@ -18,7 +18,7 @@ compile() { # flags, then sources
 }
 
 rm -f "$out"/*.o
-compile "" ../src/dispatch.c ../src/kt_amx.c ../src/scalar/*.c compare.c
+compile "" ../src/dispatch.c ../src/kt_amx.c ../src/search.c ../src/feedback.c ../src/scalar/*.c compare.c
 case $kind in
 native) compile "" ../src/cpu.c; compile "-mavx2 -mf16c" ../src/avx2/*.c
     compile "-mavx512f -mavx512bw -mavx512vl -mavx512dq" ../src/avx512/*.c ;;

@@ -76,6 +76,44 @@ static int run_group(const struct call *c, struct result *r) {
                      r->scales, c->symmetric ? NULL : r->zeros, &r->where);
 }
 
+static int run_search(const struct call *c, struct result *r) {
+    static float weights[MOST_COLS], factors[40], room[2 * MOST_COLS + 16];
+    for (size_t j = 0; j < c->k; j++) weights[j] = (float)(fp8[j] & 0x3F) / 63.0f;
+    for (size_t i = 0; i < 40; i++) factors[i] = 0.25f + 0.02f * (float)i;
+    return ktq_search(w, c->n, c->k, c->stride, c->bits, c->rows == 128 ? c->k : c->cols,
+                      c->symmetric ? weights : NULL, factors, 1 + c->cols % 40, c->narrow ? 16.0f : 1.0f,
+                      c->bf16_scales, room, r->bytes, r->scales, &r->where);
+}
+
+static int run_product(const struct call *c, struct result *r) {
+    const size_t m = 1 + c->rows % 40, k = 1 + c->k % 600, n = 1 + c->cols % 100;
+    return ktq_product(scale, c->symmetric ? k : 1, c->symmetric ? 1 : m, scale + 1000, n, r->scales, n, m, k, n);
+}
+
+static int run_silu(const struct call *c, struct result *r) {
+    return ktq_silu(scale, scale + 500, 1 + c->k, r->scales);
+}
+
+/* Moments of random inputs, whose sums go through the product of the instruction set. */
+static int run_factor(const struct call *c, struct result *r) {
+    static double room[200 * (200 + 128)];
+    const size_t k = 1 + c->k % 200;
+    float *x = (float *)(void *)r->bytes;
+    for (size_t i = 0; i < 2 * k * k; i++) x[i] = (float)((int)fp8[i % MOST] - 128) / 64.0f;
+    ktq_product(x, 1, k, x, k, r->scales, k, k, 2 * k, k);
+    return ktq_factor(r->scales, k, 0.01, room);
+}
+
+static int run_feedback(const struct call *c, struct result *r) {
+    static uint32_t order[200];
+    static float factor[200 * 200], room[32 * (200 + 64)];
+    const size_t n = 1 + c->n % 70, k = 1 + c->k % 200, group = 1 + c->cols % k;
+    for (size_t j = 0; j < k; j++) order[j] = (uint32_t)(k - 1 - j);
+    for (size_t i = 0; i < k * k; i++) factor[i] = i % (k + 1) ? (float)((int)fp8[i] - 128) / 4096.0f : 1.0f;
+    return ktq_feedback(w, n, k, c->stride, c->bits, group, order, factor, scale, c->narrow ? 16.0f : 1.0f, room,
+                        r->bytes, &r->where);
+}
+
 static int run_nibbles_pack(const struct call *c, struct result *r) {
     return ktq_nibbles_pack((const int8_t *)fp8, c->n * c->k / 2 * 2, (uint8_t *)r->bytes);
 }
@@ -113,6 +151,11 @@ static const struct {
     {"pack", run_pack, 0},
     {"unpack", run_unpack, 0},
     {"group", run_group, 1},
+    {"search", run_search, 1},
+    {"product", run_product, 1},
+    {"silu", run_silu, 1},
+    {"factor", run_factor, 1},
+    {"feedback", run_feedback, 1},
     {"nibbles_pack", run_nibbles_pack, 1},
     {"nibbles_unpack", run_nibbles_unpack, 1},
     {"nibbles_to_bf16", run_nibbles_to_bf16, 1},

@@ -133,7 +133,9 @@ def test_rawint4_is_one_word_for_narrow_int4_in_groups_of_32(source, out):
     spelled = ["--quant-method", "int4", "--layout", "compressed-tensors", "--group-size", "32", "--print-pipeline"]
     full = ktforge("convert", "--input-path", source, "--output", out, *spelled)
     printed, others = YAML(typ="safe").load(done.stdout), YAML(typ="safe").load(full.stdout)
-    assert printed["quantize"] == {"use": "int4", "group_size": 32, "symmetric": True, "narrow_range": True}
+    assert printed["quantize"] == {
+        "use": "int4", "group_size": 32, "symmetric": True, "narrow_range": True, "scales": "auto",
+    }  # fmt: skip
     assert printed["layout"] == {"use": "compressed-tensors", "format": "pack-quantized"}
     assert others == {**printed, "quantize": {**printed["quantize"], "narrow_range": False}}
 
@@ -212,7 +214,7 @@ def test_every_command_and_option_explains_itself():
     root = get_command(app)
     assert root.commands.keys() == {
         "run", "convert", "moe-to-bf16", "dequantize", "inspect", "compare", "generate", "eval", "calibrate", "init",
-        "plan", "plugins", "new-plugin", "schema", "isa",
+        "plan", "plugins", "new-plugin", "schema", "isa", "verify",
     }  # fmt: skip
     for name, command in root.commands.items():
         assert command.help, name

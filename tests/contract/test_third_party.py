@@ -10,7 +10,7 @@ import checkpoints
 import numpy as np
 import pytest
 from conversions import tree
-from ktforge_plugins import AutoLoader, Int4, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
+from ktforge_plugins import AutoLoader, Int4, Int8, KtAmx, MoeToBf16, SafetensorsLoader, SafetensorsWriter
 from pydantic import Field
 from typer.testing import CliRunner
 
@@ -360,7 +360,7 @@ def test_a_preset_that_cannot_be_made_is_no_reason_to_say_nothing(source):
         installed(ktforge_presets=[Preset("bare", {}, {"use": "kt-amx"}, "")])
 
 
-class Calibrated(Int4):
+class Calibrated(Int8):
     """A quantizer that a file decides."""
 
     name: ClassVar[str] = "calibrated"

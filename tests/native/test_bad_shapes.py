@@ -40,6 +40,37 @@ def group(k=K, stride=K, bits=4, size=32, narrow=0, zeros=False):
     )  # fmt: skip
 
 
+def search(k=K, stride=K, bits=4, size=32, candidates=3):
+    return lib.ktq_search(
+        source("uint16_t *"), N, k, stride, bits, size, ffi.NULL, source("float *"), candidates, 1.0, 1,
+        ffi.new("float[]", 2 * K + 16), out("int8_t *"), out("float *"), ffi.NULL,
+    )  # fmt: skip
+
+
+def product(k=8, b_row=8, c_row=8):
+    ones = ffi.new("float[]", [1e12] * 64)  # what is there is large: less would be lost in it
+    return lib.ktq_product(ones, k, 1, ones, b_row, out("float *"), c_row, 8, k, 8)
+
+
+def factor(k=8):
+    moments = np.eye(8, dtype=np.float32)
+    OUT[:] = 0x5A
+    OUT[: moments.nbytes] = moments.view(np.uint8).ravel()
+    before = OUT.copy()
+    status = lib.ktq_factor(out("float *"), k, 0.01, ffi.new("double[]", 8 * (8 + 128)))
+    if np.array_equal(OUT, before):
+        OUT[:] = 0x5A
+    return status
+
+
+def feedback(k=K, stride=K, bits=4, size=32):
+    order = ffi.new("uint32_t[]", list(range(K)))
+    return lib.ktq_feedback(
+        source("uint16_t *"), N, k, stride, bits, size, order, ffi.new("float[]", K * K), source("float *"), 1.0,
+        ffi.new("float[]", 32 * (K + 64)), out("int8_t *"), ffi.NULL,
+    )  # fmt: skip
+
+
 def from_bf16(n=N, k=K, stride=K, bits=4):
     return lib.ktq_kt_amx_from_bf16(
         source("uint16_t *"), n, k, stride, bits, out("int8_t *"), out("float *"), ffi.NULL
@@ -80,6 +111,10 @@ WRONG = [
     (pack, [{"n": 31}, {"n": 48}, {"k": 64}, {"k": 192}, {"bits": 5}, {"bits": 8, "k": 96}]),
     (unpack, [{"n": 31}, {"n": 48}, {"k": 64}, {"k": 192}, {"bits": 5}, {"bits": 8, "k": 96}]),
     (group, [{"stride": K - 1}, {"size": 0}, {"bits": 5}, {"bits": 0}, {"narrow": 1, "zeros": True}]),
+    (search, [{"stride": K - 1}, {"size": 0}, {"bits": 5}, {"bits": 0}, {"candidates": 0}]),
+    (product, [{"b_row": 7}, {"c_row": 7}]),
+    (factor, [{"k": 0}]),
+    (feedback, [{"stride": K - 1}, {"size": 0}, {"bits": 5}, {"bits": 0}]),
     (from_bf16, [{"stride": K - 1}, {"n": 16}, {"k": 64}, {"bits": 5}, {"bits": 8, "k": 32}]),
     (from_fp8, [{"stride": K - 1}, {"n": 16}, {"k": 64}, {"bits": 5}, {"rows": 0}, {"cols": 0}]),
     (fp8, [{"rows": 0}, {"cols": 0}]),
@@ -99,4 +134,4 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(isa, call, changes)
 
 def test_all_that_can_be_refused_are_here():
     """The others take any number of values."""
-    assert len(WRONG) == len(ENTRY_POINTS.keys() - {"ktq_f16_to_bf16", "ktq_f32_to_bf16", "ktq_difference"})
+    assert len(WRONG) == len(ENTRY_POINTS.keys() - {"ktq_f16_to_bf16", "ktq_f32_to_bf16", "ktq_difference", "ktq_silu"})

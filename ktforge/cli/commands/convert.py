@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +41,14 @@ class GateUp(StrEnum):
     interleaved = "interleaved"
 
 
+class Scales(StrEnum):
+    auto = "auto"
+    absmax = "absmax"
+    searched = "searched"
+    calibrated = "calibrated"
+    feedback = "feedback"
+
+
 class ExpertOrder(StrEnum):
     auto = "auto"
     out_in = "out-in"
@@ -76,6 +85,21 @@ def command(
     group_size: Annotated[
         int | None,
         typer.Option("--group-size", metavar="N", min=1, help="Columns that share a scale.  [default: a whole row]"),
+    ] = None,
+    scales: Annotated[
+        Scales | None,
+        typer.Option(
+            "--scales",
+            case_sensitive=False,
+            help="What decides a scale of INT4: the largest weight (absmax, upstream's bytes), a search, or one that "
+            "knows the inputs.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration", metavar="FILE", help="What flows into the experts: by ktforge calibrate, or an imatrix."
+        ),
     ] = None,
     cpuinfer_threads: Annotated[
         int | None,
@@ -125,6 +149,8 @@ def command(
     preset = _preset(registry.presets(), quant_method, layout)
     options_of_presets: dict[Option, Any] = {
         "group_size": group_size, "threadpool_count": threadpool_count, "no_merge_safetensor": no_merge_safetensor,
+        "scales": scales.value if scales else None,
+        "calibration": str(calibration) if calibration else None,
     }  # fmt: skip
     given = {option: value for option, value in options_of_presets.items() if value}
     for option in given:

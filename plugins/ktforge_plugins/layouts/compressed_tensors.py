@@ -31,6 +31,8 @@ from ktforge.contract.stages import PlanKey, alike
 from ktforge.contract.tensors import BF16
 from ktforge.model.config import quantization_config
 from ktforge_plugins.layouts.engines import kt_command
+from ktforge_plugins.preprocess.lowest_codes import RAWINT4_MINDS
+from ktforge_plugins.quantize.integer import SCALES
 
 INT8, INT32, INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
 WORD_BITS = 32
@@ -160,6 +162,12 @@ class CompressedTensors(Layout):
         }
         return {**config, "quantization_config": quantization}
 
+    def lowest_codes(self, spec: QuantSpec) -> str | None:
+        is_raw = spec.symmetric and spec.bits == 4 and spec.group_size == RAWINT4_GROUP
+        if self.format != "pack-quantized" or not is_raw or ".experts." not in spec.unit.name:
+            return None
+        return RAWINT4_MINDS
+
     def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
         """By KTransformers where experts alone are quantised, as its RAWINT4 reads them; else by vLLM."""
         quantised = [r for r in results if r.quant is not None]
@@ -239,13 +247,14 @@ def ktforge_presets() -> Iterable[Preset]:
     layout, readers = {"use": CompressedTensors.name}, "for KTransformers' RAWINT4, vLLM, SGLang, transformers"
     columns = f"columns that share a scale, {RAWINT4_GROUP}, and codes -7 to 7: as every RAWINT4 reads them"
     # A code of -8 its kernels up to 0.7.0 compute wrongly on AVX-512.
-    grouped = {"use": "int4", "group_size": RAWINT4_GROUP, "narrow_range": True}
+    grouped = {"use": "int4", "group_size": RAWINT4_GROUP, "narrow_range": True, "scales": "auto"}
     yield Preset(
-        "rawint4", grouped, layout, f"INT4 in groups of {RAWINT4_GROUP}, codes -7 to 7, {readers}",
+        "rawint4", grouped, layout, f"INT4 in groups of {RAWINT4_GROUP}, codes -7 to 7, {readers}", options=SCALES,
         notes={"quantize": columns, "layout": readers}, order=10,
     )  # fmt: skip
-    for order, bits in enumerate((8, 4), 11):
+    for order, (bits, scales, own) in enumerate(((8, {}, {}), (4, {"scales": "auto"}, SCALES)), 11):
         yield Preset(
-            f"int{bits}", {"use": f"int{bits}"}, layout, f"INT{bits} for vLLM, SGLang, transformers", with_layout=True,
-            options={"group_size": "quantize.group_size"}, notes={"layout": readers}, order=order,
+            f"int{bits}", {"use": f"int{bits}", **scales}, layout, f"INT{bits} for vLLM, SGLang, transformers",
+            with_layout=True, options={"group_size": "quantize.group_size", **own}, notes={"layout": readers},
+            order=order,
         )  # fmt: skip

@@ -40,7 +40,7 @@ from ktforge.model.config import read_model_config
 from ktforge.model.names import canonical
 from ktforge.model.units import expert_unit
 from ktforge_plugins.layouts.engines import kt_command
-from ktforge_plugins.quantize.integer import IntegerQuantizer, kt_method, not_finite
+from ktforge_plugins.quantize.integer import SCALES, IntegerQuantizer, kt_method, not_finite
 
 COLS_MULTIPLE = {8: 64, 4: 128}
 _STEM = re.compile(
@@ -61,6 +61,7 @@ class KtAmx(Layout):
     name: ClassVar[str] = "kt-amx"
     served_from: ClassVar[tuple[str, ...]] = ("safetensors", "kt-folder")
     experts_only: ClassVar[bool] = True
+    refuses_lowest_codes: ClassVar[bool] = True
     threadpool_count: int = Field(default=2, ge=1, le=MOST_PARTS)
     non_experts: Literal["rename", "keep", "omit"] = "rename"
 
@@ -188,6 +189,9 @@ class KtAmx(Layout):
             except native.NotFinite as error:
                 raise not_finite(spec.unit.tensors[role], part, error) from error
 
+    def lowest_codes(self, spec: QuantSpec) -> str | None:
+        return "kt-kernel up to 0.7.0 computes wrongly on AVX-512: convert the original again, and there are none"
+
     def serving(self, results: Iterable[Result], source: Path | None, output: Path, threads: int | None) -> str | None:
         bits = next((r.quant.bits for r in results if r.quant is not None), None)
         return None if bits is None else kt_command(f"AMXINT{bits}", source, output, threads, self.threadpool_count)
@@ -261,14 +265,13 @@ def ktforge_layouts() -> Iterable[type[Layout]]:
 
 @hookimpl
 def ktforge_presets() -> Iterable[Preset]:
-    other = {4: "or int8", 8: ""}
-    for order, bits in enumerate((4, 8)):
+    for order, (bits, scales, own, other) in enumerate(((4, {"scales": "auto"}, SCALES, "or int8"), (8, {}, {}, ""))):
         yield Preset(
-            f"int{bits}", {"use": f"int{bits}"}, {"use": KtAmx.name},
+            f"int{bits}", {"use": f"int{bits}", **scales}, {"use": KtAmx.name},
             f"INT{bits} with a scale a row, for KTransformers' AMXINT{bits}",
             options={
-                "threadpool_count": "layout.threadpool_count", "no_merge_safetensor": "writer.use=kt-folder",
+                "threadpool_count": "layout.threadpool_count", "no_merge_safetensor": "writer.use=kt-folder", **own,
             },
             tries=tuple({"threadpool_count": count} for count in (2, 1, 4, 8)),
-            notes={"quantize": other[bits], "layout": "NUMA nodes that the engine will run on"}, order=order,
+            notes={"quantize": other, "layout": "NUMA nodes that the engine will run on"}, order=order,
         )  # fmt: skip

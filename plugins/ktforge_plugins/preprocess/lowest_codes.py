@@ -15,6 +15,13 @@ from ktforge.contract.tensors import BF16, DTYPES, F32
 MOST_WEIGHTS, MOST_BYTES = 32, 1 << 18
 
 
+#: Which readers compute a code of -8 wrongly, and the mend.
+RAWINT4_MINDS = (
+    "RAWINT4 of kt-kernel up to 0.7.0 computes wrongly on AVX-512: serve it with 0.7.0.post4 or later, or convert it "
+    "with --quant-method rawint4"
+)
+
+
 @dataclass(frozen=True)
 class LowestCodes:
     """The fraction of codes that are -8 among ``codes`` looked at, in ``looked_at`` of ``weights`` weights."""
@@ -29,10 +36,7 @@ class LowestCodes:
         sample = f"{self.codes:,} looked at, in {self.looked_at:,} of {self.weights:,} weights"
         if not self.fraction:
             return f"none of the INT4 codes is -8 ({sample})"
-        return (
-            f"{100 * self.fraction:.2g} % of the INT4 codes are -8 ({sample}), which RAWINT4 of kt-kernel up to 0.7.0 "
-            "computes wrongly on AVX-512: serve it with 0.7.0.post4 or later, or convert it with --quant-method rawint4"
-        )
+        return f"{100 * self.fraction:.2g} % of the INT4 codes are -8 ({sample}), which {RAWINT4_MINDS}"
 
 
 def lowest_codes(loader: Loader, model: ModelConfig, experts: Iterable[UnitSpec]) -> LowestCodes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,10 +23,15 @@ from ktforge import (
     native,
 )
 from ktforge.contract import finite
+from ktforge.contract.presets import Option
 from ktforge.contract.tensors import BF16, F32, dtype_name
 
 #: The scale of an 8-bit code: what KTransformers' packed formats store, whatever their bits.
 KT_SCALE_BITS = 8
+
+
+#: What presets of INT4 take of the command line.
+SCALES: Mapping[Option, str] = {"scales": "quantize.scales", "calibration": "quantize.calibration"}
 
 
 def kt_method(bits: int) -> str:
