@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ktforge.checkpoint.folder import QUANTIZATION_FILES
-from ktforge.comparison.causes import STRANGE, cause
+from ktforge.comparison.judge import Judge
 from ktforge.comparison.meter import Meter
 from ktforge.comparison.result import Compared, Comparison
 from ktforge.comparison.side import Key, Side
 from ktforge.contract.registry import Registry
+from ktforge.disk.marks import MANIFEST
 from ktforge.disk.reading import content_hash
 from ktforge.errors import CheckpointError, ConfigError, Problems
 from ktforge.readback.loader import PackedLoader
 from ktforge.running.execute import execute
 from ktforge.text import counted
-
-#: How many mix-ups are looked into; the rest of a broken checkpoint has the same.
-LOOKED_INTO = 3
+from ktforge.verification.result import Verification
+from ktforge.verification.verify import verify
 
 
 def compare(
@@ -38,7 +39,8 @@ def compare(
 ) -> Comparison:
     """Compares the weights of two checkpoint folders, both as BF16: sources of any form, and what a layout packed.
 
-    First whether each is whole and both have the same tensors, shapes and side files. Then, streaming and with all
+    First what :func:`ktforge.verify` looks for in each that is an output (of a ``sample``, not in every byte), and
+    whether both have the same tensors, shapes and side files. Then, streaming and with all
     ``workers`` (default: one a core), how far the weights of ``converted`` are from ``original``. ``sample``: the
     fraction of tensors that are read, evenly spread over layers and experts, always the same ones. ``max_error``: the
     largest relative error that is well (:attr:`~ktforge.measure.weights.Measures.relative_error`). ``memory_limit``:
@@ -51,14 +53,20 @@ def compare(
     if not 0 < sample <= 1:
         raise ConfigError(f"a sample is a fraction of all tensors, above 0 and at most 1, not {sample:g}")
     plugins = registry or Registry.installed()
-    meter, problems = Meter(), Problems()
-    one = Side.open(Path(original), plugins, meter, follow_links=follow_links)
-    other = Side.open(Path(converted), plugins, Meter(), follow_links=follow_links)
+    meter, problems, notes = Meter(), Problems(), list[str]()
+    look = partial(verify, workers=workers, registry=plugins, follow_links=follow_links, contents=sample == 1)
+    opened = []
+    for folder, writer in ((Path(original), meter), (Path(converted), Meter())):
+        open_side = partial(Side.open, folder, plugins, writer, follow_links=follow_links)
+        opened.append(_opened(folder, open_side, look, problems))
+    one, other = (side for side, _ in opened)
+    notes += (f"{found.folder}: {note}" for _, found in opened if found is not None for note in found.notes)
+    if one is None or other is None:
+        return Comparison(str(original), str(converted), problems.lines(), tuple(notes), (), (), sample)
     for side in (one, other):
         problems.extend(f"{side.folder}: {problem}" for problem in side.plan.problems)
-    notes = _notes(one, other)
-    empty = Comparison(str(original), str(converted), problems.lines(), notes, (), (), sample)
-    if not empty.ok:
+    empty = Comparison(str(original), str(converted), problems.lines(), (*notes, *_notes(one, other)), (), (), sample)
+    if one.plan.problems or other.plan.problems:
         return empty
     common = _structure(one, other, problems)
     _side_files(one, other, problems)
@@ -79,8 +87,30 @@ def compare(
     compared = [_compared(key, one, meter) for key in chosen if one.places[key].tensor.name in meter.found]
     experts = tuple(t for t in compared if t.role is not None)
     others = tuple(t for t in compared if t.role is None)
-    _judge(one, other, experts, others, meter, max_error, problems)
+    judge = Judge(one, other, max_error, problems)
+    judge.experts(experts)
+    judge.others(others, meter.unequal)
+    if sample < 1:
+        judge.scales(experts)
     return replace(empty, problems=problems.lines(), experts=experts, others=others)
+
+
+def _opened(
+    folder: Path, open_side: Callable[[], Side], look: Callable[[Path], Verification], problems: Problems
+) -> tuple[Side | None, Verification | None]:
+    """A side, and what is found in it alone if it is an output; None for a side that is too broken, which that says."""
+    try:
+        side: Side | None = open_side()
+    except CheckpointError:
+        side = None
+        if not (folder / MANIFEST).exists() or (found := look(folder)).ok:
+            raise
+    else:
+        if side is not None and not side.manifest and side.packed is None:
+            return side, None
+        found = look(folder)
+    problems.extend(f"{folder}: {problem}" for problem in found.problems)
+    return side, found
 
 
 def _notes(one: Side, other: Side) -> tuple[str, ...]:
@@ -174,43 +204,3 @@ def _compared(key: Key, one: Side, meter: Meter) -> Compared:
     measures, codes = meter.found[name]
     layer, expert, role = key if isinstance(key, tuple) else (None, None, None)
     return Compared(name, layer, expert, role, measures, codes)
-
-
-def _judge(
-    one: Side,
-    other: Side,
-    experts: Iterable[Compared],
-    others: Iterable[Compared],
-    meter: Meter,
-    max_error: float | None,
-    problems: Problems,
-) -> None:
-    """What the numbers say is wrong."""
-    looked_into = 0
-    for tensor in experts:
-        measures, codes = tensor.measures, tensor.codes
-        if not measures.finite:
-            problems.add(f"has NaN or infinity in {other.folder}: convert it again", tensor.name)
-        elif measures.cosine < STRANGE and (measures.original or measures.converted):
-            if looked_into < LOOKED_INTO and tensor.layer is not None and tensor.expert is not None:
-                looked_into += 1
-                assert tensor.role is not None
-                problems.add(cause(one, other, (tensor.layer, tensor.expert, tensor.role)), tensor.name)
-            else:
-                problems.add(f"has little in common with that of {other.folder}, as others here", tensor.name)
-        elif max_error is not None and measures.relative_error > max_error:
-            problems.add(f"is further than {max_error:g} from the original (relative error)", tensor.name)
-        if codes is not None:
-            for wrong, count in {
-                "that are NaN or infinite": codes.not_finite, "below zero": codes.negative,
-                "of zero for codes that are not": codes.lost,
-            }.items():  # fmt: skip
-                if count:
-                    problems.add(f"has scales {wrong} in {other.folder}: convert it again", tensor.name)
-    for tensor in others:
-        if tensor.name in meter.unequal:
-            problems.add(f"differs between {one.folder} and {other.folder}: convert it again", tensor.name)
-        elif not tensor.measures.finite:
-            problems.add("has NaN or infinity on one side or both", tensor.name)
-        elif tensor.measures.cosine < STRANGE and (tensor.measures.original or tensor.measures.converted):
-            problems.add(f"has little in common with that of {other.folder}: convert it again", tensor.name)

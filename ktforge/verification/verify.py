@@ -36,18 +36,21 @@ def verify(
     registry: Registry | None = None,
     follow_links: bool = False,
     cold: bool = False,
+    contents: bool = True,
 ) -> Verification:
     """Looks at an output of a conversion by itself: files, hashes, structure, scales and codes.
 
     Reads everything once, with all ``workers`` (default: one a core). ``registry``: the plugins (default: those that
-    are installed). ``cold``: from the disk itself, as far as the system lets go of what it keeps in memory. What is
-    wrong is in the checks of what is returned; an ordinary checkpoint can be looked at, too, as far as there is
-    anything to hold it against. Raises CheckpointError for what is no folder.
+    are installed). ``cold``: from the disk itself, as far as the system lets go of what it keeps in memory. Without
+    ``contents``, neither weights nor hashes are looked at. What is wrong is in the checks of what is returned; an
+    ordinary checkpoint can be looked at, too, as far as there is anything to hold it against. Raises CheckpointError
+    for what is no folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder: give the one that holds the output")
-    return _Look(folder, registry or Registry.installed(), worker_count(workers), follow_links, cold).verify()
+    found = _Look(folder, registry or Registry.installed(), worker_count(workers), follow_links, cold, contents)
+    return found.verify()
 
 
 def check_output(plan: Plan, *, workers: int | None = None, registry: Registry | None = None) -> None:
@@ -73,6 +76,7 @@ class _Look:
     workers: int
     follow_links: bool = False
     cold: bool = False
+    contents: bool = True
     made_by: Plan | None = None
     weights: Weights = field(default_factory=Weights)
     notes: list[str] = field(default_factory=list)
@@ -96,7 +100,7 @@ class _Look:
         if weights.tensors:
             problems = weights.values.lines() if weights.parts else (*weights.values.lines(), *weights.scales.lines())
             checks.append(Check("values", f"{counted(weights.tensors, 'tensor')} as they are", problems))
-        if listed is not None and not (self.made_by is not None and self.made_by.rereads):
+        if listed is not None and self.contents and not (self.made_by is not None and self.made_by.rereads):
             checks.insert(1, Check("hashes", counted(len(listed), "file"), self._hashes(listed)))
         self.notes += weights.remarks()
         return Verification(str(self.folder), tuple(checks), tuple(self.notes))
@@ -142,6 +146,8 @@ class _Look:
             return "as far as it can be read"
         structure.extend(units.problems.lines())
         _agreement(source, packed, inner, manifest, agreement)
+        if not self.contents:
+            return _said(units.experts, source.tensors)
         try:
             names = {t.name for unit in units.experts for t in unit.tensors.values()}
             self.weights.look(loader, source.tensors, names, self.workers)
