@@ -11,6 +11,7 @@ from pathlib import Path
 
 import charts
 import conversion
+import judging
 import kernels
 import startup
 from rounds import Row
@@ -32,6 +33,7 @@ def main() -> None:
         rows += conversion.two_workers(2 * options.rounds)
         rows += startup.run(tmp, 2 * options.rounds)
         rows += conversion.against_cp(tmp, int(options.gigabytes * 1e9), options.rounds)
+        rows += judging.run(tmp, int(options.gigabytes * 1e9), options.rounds)
         rows += conversion.memory(tmp, tuple(int(g * 1e9) for g in options.memory_gigabytes))
     text = _table(rows)
     print(text)

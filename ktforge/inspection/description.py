@@ -11,7 +11,7 @@ from typing import Any
 from ktforge.checkpoint.folder import WEIGHT_SUFFIXES, CheckpointFolder
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.tensors import UnitSpec, dtype_name, total_bytes
-from ktforge.errors import CheckpointError, KtforgeError
+from ktforge.errors import CheckpointError, KtforgeError, Unsupported
 from ktforge.inspection.look import DEQUANTIZE, TO_BF16, Look, targets
 from ktforge.inspection.trials import Sample, samples_of
 from ktforge.model.config import quantization_config
@@ -19,6 +19,7 @@ from ktforge.model.source import Source, read_source
 from ktforge.model.units import ModelUnits, units_of
 from ktforge.readback.loader import packed_loader
 from ktforge.readback.packed import Packed, made_from, read_manifest, stated_formats
+from ktforge.verification.weights import remarks_on_sample
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Inspection:
     count as their format. ``targets`` maps what can be made to the reasons why not; empty ones say that it can, once
     ``problems`` are mended. ``packed`` is the format of an output that a layout has packed, ``numa_nodes`` how many
     it was made for (None where that makes no difference), ``made_from`` the folder that ktforge made it from, and
-    ``replacement`` what an unfinished run would put in its place. ``lowest_codes`` is a look at the data of experts in
-    packed INT4, None if they are not. Sizes are bytes.
+    ``replacement`` what an unfinished run would put in its place. ``remarks`` come of a look at the data of some packed
+    weights. Sizes are bytes.
     """
 
     folder: str
@@ -101,11 +102,14 @@ def _of_ordinary(look: Look) -> Inspection:
 def _of_packed(look: Look, packed: Packed) -> Inspection:
     """An output that a layout has packed under names of its own, as what reads it back presents it."""
     loader = packed_loader(look.loader, packed)
-    units = ModelUnits()
+    units, problems, remarks = ModelUnits(), tuple[str, ...](), tuple[str, ...]()
     try:
         presented = read_source(loader)
         units = units_of(presented.tensors, presented.model)
         problems = units.problems.lines()
+        remarks = tuple(remarks_on_sample(loader, presented.tensors))
+    except Unsupported:  # it cannot be read back
+        pass
     except CheckpointError as refusal:
         problems = refusal.problems
     form, nodes = packed.form(look.loader, look.source.tensors)
@@ -118,7 +122,7 @@ def _of_packed(look: Look, packed: Packed) -> Inspection:
         packed=form,
         numa_nodes=nodes,
         made_from=packed.made_from,
-        remarks=(),
+        remarks=remarks,
         expert_storage={form: len(units.experts)},
         other_storage=_storage(samples_of(units.others), experts=False),
         expert_bytes=total_bytes(look.source.tensors) - others,

@@ -8,14 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ktforge.contract.checks import blame, expected
 from ktforge.contract.presets import Preset
 from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, Preprocessor
 from ktforge.contract.tensors import PROJECTIONS
 from ktforge.errors import CheckpointError, ConfigError, KtforgeError, UnknownExperts
 from ktforge.inspection.trials import Samples
-from ktforge.model.number_format import NumberFormat
+from ktforge.model.number_format import remarks_of
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import ModelUnits, units_of
 from ktforge.pipeline.file import build_pipeline
@@ -26,8 +25,6 @@ from ktforge.readback.packed import Packed, find_packed
 
 #: An output folder for pipelines that are asked and never run.
 _NOWHERE = Path("out")
-#: Characters of a remark that are shown.
-REMARK_LIMIT = 1000
 TO_BF16, DEQUANTIZE = "moe-to-bf16", "dequantize"
 
 
@@ -86,17 +83,7 @@ class Look:
 
     def remarks(self) -> Iterator[str]:
         """What the installed number formats say of the experts' data."""
-        for entry in self.registry.entries():
-            if issubclass(entry.cls, NumberFormat):
-                try:
-                    stage = self.registry.build("preprocess", entry.cls.name, {})
-                except ConfigError:  # it needs options
-                    continue
-                with blame(stage, str(self.folder)):
-                    remarks = stage.remarks(self.loader, self.source.model, self.units.experts)
-                    remarks = [remarks] if isinstance(remarks, str) else list(remarks)
-                for remark in remarks:
-                    yield expected(stage, remark, str, "a remark")[:REMARK_LIMIT]
+        return remarks_of(self.registry, self.loader, self.source.model, self.units.experts)
 
     def formats(self) -> Iterator[str]:
         """Names of the preprocessors for any model, without options, that make something else of this one."""

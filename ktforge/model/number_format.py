@@ -11,11 +11,13 @@ from typing import Any, Self
 import numpy as np
 from pydantic import PrivateAttr
 
+from ktforge.contract.checks import blame, expected
 from ktforge.contract.pending import LazyTensors, Pending
 from ktforge.contract.plan import ModelConfig
+from ktforge.contract.registry import Registry
 from ktforge.contract.stages import Loader, PlanKey, Preprocessor, Result
 from ktforge.contract.tensors import BF16, CARRIERS, DTYPES, TensorSpec, Unit, UnitSpec
-from ktforge.errors import Unsupported
+from ktforge.errors import ConfigError, Unsupported
 from ktforge.model.config import quantization_config, without_quantization
 
 #: Scales of activations: of no use once a weight is BF16.
@@ -23,6 +25,8 @@ ACTIVATION = frozenset(
     ["input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act"]
 )
 
+#: Characters of a remark that are shown.
+REMARK_LIMIT = 1000
 #: What to do about a tensor that is not there.
 DOWNLOAD = "download it again"
 #: dtypes of quantised weights.
@@ -247,3 +251,18 @@ def _dequantised(
         mine = {p: a if a.shape == one[p].shape else a[e] for p, a in arrays.items()}
         place[e] = chosen.dequantize(mine, one)
     return out
+
+
+def remarks_of(registry: Registry, loader: Loader, model: ModelConfig, experts: Sequence[UnitSpec]) -> Iterator[str]:
+    """What the installed number formats say of the data of ``experts``, which are all that ``loader`` has."""
+    for entry in registry.entries():
+        if issubclass(entry.cls, NumberFormat):
+            try:
+                stage = registry.build("preprocess", entry.cls.name, {})
+            except ConfigError:  # it needs options
+                continue
+            with blame(stage, str(loader.folder())):
+                remarks = stage.remarks(loader, model, experts)
+                remarks = [remarks] if isinstance(remarks, str) else list(remarks)
+            for remark in remarks:
+                yield expected(stage, remark, str, "a remark")[:REMARK_LIMIT]

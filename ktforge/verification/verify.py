@@ -17,6 +17,7 @@ from ktforge.disk.marks import MANIFEST
 from ktforge.disk.reading import open_regular
 from ktforge.errors import CheckpointError, OutputError, Problems, UnknownExperts, Unsupported
 from ktforge.model.config import quantization_config
+from ktforge.model.number_format import remarks_of
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
 from ktforge.native.cores import worker_count
@@ -151,6 +152,8 @@ class _Look:
         try:
             names = {t.name for unit in units.experts for t in unit.tensors.values()}
             self.weights.look(loader, source.tensors, names, self.workers)
+            if packed is None:
+                self.notes += remarks_of(self.registry, loader, source.model, units.experts)
         except Unsupported as refusal:
             self.notes.append(f"{refusal}: its codes are not looked at")
         except CheckpointError as refusal:

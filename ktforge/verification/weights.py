@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,14 @@ from ktforge.contract.tensors import QuantSpec, TensorSpec
 from ktforge.errors import CheckpointError, Problems
 from ktforge.measure.codes import Faults, wrong_scales
 from ktforge.model.units import COMPANION
+from ktforge.native.cores import available_cores
 from ktforge.readback.loader import PackedLoader
 
 #: Pieces of work that wait for each thread: a large model has 100,000.
 AHEAD = 4
 CONVERT = "convert the original again"
+#: Weights that a sample has.
+MOST_WEIGHTS = 32
 
 
 class Weights:
@@ -110,6 +113,18 @@ class Weights:
         """What is no fault of the output, and yet one for some readers."""
         for said, count in self.lowest.items():
             yield f"{100 * count / self.all_codes:.2g} % of its codes are the lowest of their bits, which {said}"
+
+
+def remarks_on_sample(loader: PackedLoader, tensors: Sequence[TensorSpec]) -> Iterator[str]:
+    """What a look at some weights, evenly spread, says of codes that readers compute wrongly; nothing if there are
+    none. Raises CheckpointError if a part of a file cannot be read."""
+    packed = [tensor for tensor in tensors if loader.is_packed(tensor)]
+    count = min(MOST_WEIGHTS, len(packed))
+    chosen = tuple(packed[number * len(packed) // count] for number in range(count))
+    found = Weights()
+    found.look(loader, chosen, set(), available_cores())
+    for remark in (*found.codes.lines(), *found.remarks()):
+        yield f"{remark} ({count:,} of {len(packed):,} weights looked at)"
 
 
 def _digest(data: np.ndarray) -> tuple[int, bytes]:

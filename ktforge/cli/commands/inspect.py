@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """Show what a checkpoint is, what can be made of it and what is wrong with it.
 
-    That is from headers alone, but for a sample of the codes of packed INT4.
+    That is from headers alone, but for a sample of the codes of packed weights.
 
     Exits with 1 if something is wrong with it or nothing can be made of it, after what was found; of one that cannot be
     read at all, such as without a shard, it says why.
