@@ -22,7 +22,7 @@ from ktforge.hf.scores import Tally
 from ktforge.hf.sides import check_same_model, experts_of, open_side
 from ktforge.hf.streamed import Streamed, at_once
 from ktforge.hf.text import CONTEXT, read_texts, sample_text, sequences, tokenizer_of
-from ktforge.native.cores import available_cores
+from ktforge.native.cores import worker_count
 
 #: What is told of the way: how many layers are computed, of how many.
 Progress = Callable[[int, int], None]
@@ -77,7 +77,7 @@ def evaluate(
     ids = sequences(tokenizer, text, tokens, context)
     check_kernels(kernels, activations)
     how = kernels or activations
-    run = _Run(one, others, chosen, how, workers or available_cores(), memory_limit, kwargs)
+    run = _Run(one, others, chosen, how, worker_count(workers), memory_limit, kwargs)
     steps = (2 if keep else 1) * run.steps(ids)
     done = _Counted(progress, steps)
     tallies, damages = run.over(ids, [dict.fromkeys(chosen, n) for n in range(len(others))], done)

@@ -13,7 +13,7 @@ from ktforge.hf.engine import Engine, check_kernels
 from ktforge.hf.experts import ExpertSource
 from ktforge.hf.loading import attach, compute_device, model_without_experts, read_config
 from ktforge.hf.sides import experts_of, open_original, open_side
-from ktforge.native.cores import available_cores
+from ktforge.native.cores import worker_count
 from ktforge.text import parse_size
 
 #: How the products with weights are computed.
@@ -66,7 +66,7 @@ def model_of(
     config = kwargs.pop("config", None) or read_config(rest, **remote)
     kwargs.setdefault("dtype", "auto")
     model = model_without_experts(rest, side, config, **kwargs)
-    workers = workers or available_cores()
+    workers = worker_count(workers)
     source = Engine(side, workers=workers) if engine else ExpertSource(
         side, dtype=model.dtype, device=compute_device(kwargs.get("device_map")), workers=workers, cache=cache,
         integers=integers,
