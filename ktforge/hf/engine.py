@@ -54,8 +54,8 @@ class Engine:
 
             if getattr(amx, self._method.replace("AMXINT", "AMXInt") + "_MOE", None) is None:
                 raise ConfigError(f"kernels: kt-kernel has no {self._method} for this CPU, which needs AVX-512 or AMX")
-            # Both are kept for the whole process: the loader of another folder, threads for other NUMA nodes.
-            amx.AMXMoEWrapper._safetensor_loader_instance = amx.AMXMoEWrapper._cpu_infer_instance = None
+        self.loader: Any = None
+        self.threads: Any = None
 
     def computed(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """What the experts make of tokens [n, hidden], each routed to experts ``index`` [n, top_k]."""
@@ -76,7 +76,7 @@ class Engine:
             from kt_kernel import KTMoEWrapper
 
             gate = self.side.places[layer, 0, "gate.weight"].tensor
-            with _without_pinning():
+            with _without_pinning(), _owned(self):
                 wrapper = KTMoEWrapper(
                     layer_idx=layer, num_experts=self._counts[layer], num_experts_per_tok=top,
                     hidden_size=gate.shape[1], moe_intermediate_size=gate.shape[0], gpu_experts_mask=None,
@@ -103,6 +103,21 @@ def _listed(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+@contextmanager
+def _owned(engine: Engine) -> Iterator[None]:
+    """kt-kernel keeps a loader and threads for a process, as if it held one output: here they are an engine's."""
+    from kt_kernel.experts_base import BaseMoEWrapper
+    from kt_kernel.utils.amx import AMXMoEWrapper
+
+    AMXMoEWrapper._safetensor_loader_instance = engine.loader
+    AMXMoEWrapper._cpu_infer_instance = BaseMoEWrapper._cpu_infer_instance = engine.threads
+    try:
+        yield
+    finally:
+        engine.loader = AMXMoEWrapper._safetensor_loader_instance
+        engine.threads = AMXMoEWrapper._cpu_infer_instance or BaseMoEWrapper._cpu_infer_instance
 
 
 @contextmanager
