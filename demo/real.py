@@ -7,30 +7,35 @@ the table of docs/quality.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from pydoc_data.topics import topics
 
 from real_model import make
 
 HERE = Path(__file__).parent
 KTFORGE = Path(sys.executable).with_name("ktforge")
 PROMPT = "What is the capital of France?"
+INT4 = ["--quant-method", "int4", "--threadpool-count", "1"]
 #: Names in the table → what `ktforge convert` is told beside folders.
 METHODS = {
     "INT8": ["--quant-method", "int8", "--threadpool-count", "1"],
     "RAWINT4, absmax": ["--quant-method", "rawint4", "--scales", "absmax"],
     "RAWINT4, searched": ["--quant-method", "rawint4", "--scales", "searched"],
-    "RAWINT4, calibrated": ["--quant-method", "rawint4", "--calibration"],
-    "INT4, absmax (upstream's bytes)": ["--quant-method", "int4", "--threadpool-count", "1", "--scales", "absmax"],
-    "INT4, searched (the default)": ["--quant-method", "int4", "--threadpool-count", "1"],
-    "INT4, calibrated": ["--quant-method", "int4", "--threadpool-count", "1", "--calibration"],
+    "RAWINT4, calibrated": ["--quant-method", "rawint4", "--scales", "calibrated", "--calibration"],
+    "RAWINT4, feedback": ["--quant-method", "rawint4", "--scales", "feedback", "--calibration"],
+    "INT4, absmax (upstream's bytes)": [*INT4, "--scales", "absmax"],
+    "INT4, searched (the default)": INT4,
+    "INT4, calibrated": [*INT4, "--scales", "calibrated", "--calibration"],
+    "INT4, feedback": [*INT4, "--scales", "feedback", "--calibration"],
 }
 #: Bits that a weight of an expert takes, its part of the scales included.
 BITS = {"INT8": 8.05, "RAWINT4": 4.5, "INT4": 4.05}
-#: The calibration text: what Python says about itself, which has nothing of the text that is measured on.
+#: Of the calibration text, which has nothing of the one that is measured on.
 MODULES = (
     "argparse asyncio collections contextlib csv dataclasses datetime decimal difflib email functools heapq html "
     "inspect itertools json logging os pathlib pickle random re shutil socket sqlite3 statistics string subprocess "
@@ -43,6 +48,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "out" / "real", help="where everything goes")
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens to measure on")
     parser.add_argument("--activations", default="exact", choices=["exact", "int8"], help="as ktforge eval has it")
+    parser.add_argument("--kernels", choices=["kt-kernel"], help="as ktforge eval has it; of kt-amx outputs alone")
     parser.add_argument("--page", type=Path, help="write the table between the marks of this page, and say nothing")
     args = parser.parse_args()
     model, text, calibration = (args.out / name for name in ("model", "calibration.txt", "calibration.safetensors"))
@@ -51,7 +57,8 @@ def main() -> None:
         make(model)
     if not calibration.exists():
         text.write_text(_docstrings())
-        _ktforge("calibrate", "--original", model, "--text", text, "--tokens", 16_384, "--output", calibration)
+        how = ["--tokens", 32_768, "--samples", 16_384]
+        _ktforge("calibrate", "--original", model, "--text", text, *how, "--output", calibration)
     folders = {}
     for number, (name, words) in enumerate(METHODS.items()):
         folders[name] = args.out / str(number)
@@ -60,8 +67,11 @@ def main() -> None:
         if args.page is None:
             print(f"\n{name}: {PROMPT}", flush=True)
             _ktforge("generate", "--model", folders[name], "--prompt", PROMPT, "--tokens", 30)
+    if args.kernels:
+        folders = {name: folder for name, folder in folders.items() if not name.startswith("RAWINT4")}
     converted = [word for folder in folders.values() for word in ("--converted", folder)]
     limits = ["--tokens", args.tokens, "--activations", args.activations]
+    limits += ["--kernels", args.kernels] if args.kernels else []
     found = json.loads(_ktforge("eval", "--original", model, *converted, *limits, "--json", said=True))
     table = _table(found, list(folders))
     print(f"\n{table}")
@@ -70,14 +80,15 @@ def main() -> None:
 
 
 def _docstrings() -> str:
-    """Docstrings of the standard library."""
+    """Pages of Python's language reference and docstrings of its library, in turn."""
     found: dict[str, None] = {}
     for module in map(import_module, MODULES.split()):
         for name in dir(module):
             text = getattr(getattr(module, name), "__doc__", None)
             if isinstance(text, str) and len(text) > 200:
                 found[text] = None
-    return "\n\n".join(found)
+    pages = [page for _, page in sorted(topics.items())]
+    return "\n\n".join(text for pair in zip(found, itertools.cycle(pages), strict=False) for text in pair)
 
 
 def _ktforge(*words: object, said: bool = False) -> str:

@@ -35,6 +35,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def shortened(text: str, limit: int = 4000) -> str:
+    """``text`` without its middle, if it is longer than any sentence: names and values in it may be a stranger's."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} … {len(text) - limit:,} more characters … {text[-limit // 2 :]}"
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """`` (did you mean kt-amx?)`` for a word that is nearly one of ``known``, else nothing."""
     near = difflib.get_close_matches(word, known, 1)

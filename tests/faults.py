@@ -39,7 +39,6 @@ class Disk:
     def __init__(self, action: Callable[[Call], Any] = lambda call: call.really()) -> None:
         self.calls: list[str] = []
         self._action = action
-        self._paths: dict[int, Path] = {}
         self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
@@ -48,20 +47,25 @@ class Disk:
 
         def call(*arguments: Any, **options: Any) -> Any:
             with self._lock:  # one change at a time, so that runs with one worker count alike
-                first = arguments[1] if name == "replace" else arguments[0]
-                path = self._paths[first] if isinstance(first, int) else Path(first)
+                where = [options.get(key) for key in ("src_dir_fd", "dst_dir_fd")] if name == "replace" else ()
+                where = where or [options.get("dir_fd")]
+                paths = [_path(what, folder) for what, folder in zip(arguments, where, strict=False)]
 
                 def really() -> Any:
-                    result = getattr(os, name)(*arguments, **options) if name != "fsync" else None
-                    if name == "open":
-                        self._paths[result] = path
-                    return result
+                    return getattr(os, name)(*arguments, **options) if name != "fsync" else None
 
-                made = Call(len(self.calls) + 1, name, path, really, arguments)
-                self.calls.append(f"{name} {path.name}")
+                known = paths if name == "replace" else arguments
+                made = Call(len(self.calls) + 1, name, paths[-1], really, tuple(known))
+                self.calls.append(f"{name} {paths[-1].name}")
                 return self._action(made)
 
         return call
+
+
+def _path(what: int | str, folder: int | None) -> Path:
+    if isinstance(what, int):
+        return Path(os.readlink(f"/proc/self/fd/{what}"))
+    return Path(what) if folder is None else _path(folder, None) / what
 
 
 def at(number: int, action: Callable[[Call], Any]) -> Callable[[Call], Any]:

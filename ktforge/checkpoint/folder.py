@@ -15,6 +15,7 @@ from ktforge.checkpoint.links import check_links
 from ktforge.checkpoint.params import PARAMS, from_params
 from ktforge.checkpoint.shards import is_mtp_file, missing_shards
 from ktforge.contract.identity import Identity
+from ktforge.disk.folders import NONE
 from ktforge.disk.journal import Journal
 from ktforge.disk.marks import CONFIG, JOURNAL, MANIFEST, PARTIAL, UNFINISHED, WEIGHT_SUFFIXES
 from ktforge.disk.reading import JSON_LIMIT, content_hash, is_file, open_regular, pointer_problem, read_json
@@ -253,14 +254,23 @@ class CheckpointFolder:
                 raise CheckpointError(f"{index} points outside its folder, to {name[:200]!r}")
         return weight_map
 
+    def all_files(self) -> list[Path]:
+        """In all folders, but for hidden ones; a folder that cannot be looked into would lose them without a word."""
+        try:
+            return sorted(NONE.files(self.path, hidden=False))
+        except OSError as error:
+            raise CheckpointError(
+                f"{error.filename} cannot be looked into: {error.strerror}: make it readable, or move it elsewhere"
+            ) from error
+
     def side_files(self) -> list[Path]:
         """Files to carry over unchanged, relative to the folder: all but weights, indexes, config.json, hidden ones and
         what a download leaves as long as it goes on."""
         found: list[Path] = []
         problems: list[str] = []
-        for path in sorted(self.path.rglob("*")):
+        for path in self.all_files():
             relative = path.relative_to(self.path)
-            if any(part.startswith(".") for part in relative.parts) or not path.is_file():
+            if not path.is_file():
                 continue
             if path.suffix.lower() in WEIGHT_SUFFIXES or path.name.endswith(INDEX_SUFFIX) or is_mark(path.name):
                 continue

@@ -27,6 +27,7 @@ from ktforge.cli.commands import (
     verify,
 )
 from ktforge.cli.options import log, logger, takes_common_options
+from ktforge.cli.streams import give_up, prepare
 from ktforge.cli.wording import Command, Group
 
 app = typer.Typer(
@@ -65,17 +66,22 @@ def main() -> None:
     # A plan is up to two million objects and nothing of it is garbage; to look through it again and again takes longer
     # than to make it.
     gc.set_threshold(2_000_000, 20, 20)
+    prepare()
     log()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except KtforgeError as error:
         for problem in error.problems:
             logger.error("%s", problem)
         sys.exit(1)
     except BrokenPipeError:  # such as `ktforge plan … | head`
-        sys.stderr.close()
+        give_up()
         sys.exit(1)
     except OSError as error:  # such as standard output on a full disk
+        give_up()
         what = error.filename or ("the output of this command" if _has_folder() else "the current directory is gone")
         logger.error("%s: %s", what, error.strerror)
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +31,10 @@ Activations = Annotated[
     Literal["exact", "int8"],
     typer.Option("--activations", help="exact: with the weights as they are read back; int8: as the engine computes."),
 ]
+Kernels = Annotated[
+    Literal["kt-kernel"] | None,
+    typer.Option("--kernels", help="Compute with KTransformers' own kernels, where the CPU has AVX-512 or AMX."),
+]
 MemoryLimit = Annotated[
     str, typer.Option("--memory-limit", metavar="SIZE", help="Most memory for activations, such as 8GB.")
 ]
@@ -42,6 +47,14 @@ Workers = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let transformers run code that the checkpoint's folder brings.")
 ]
+
+
+def keep_stdout() -> None:
+    """Keeps standard output for what a command says: kt-kernel prints what it does there, which goes to stderr now."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
 
 
 @contextmanager

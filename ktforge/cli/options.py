@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ktforge.errors import ConfigError, PluginError
-from ktforge.text import printable
+from ktforge.text import printable, shortened
 
 if TYPE_CHECKING:
     from ktforge.contract.registry import Registry
@@ -201,7 +201,7 @@ class _Sentences(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(printable(f"{record.levelname.lower()}: {record.getMessage()}"), file=sys.stderr)
+            print(shortened(printable(f"{record.levelname.lower()}: {record.getMessage()}")), file=sys.stderr)
             if record.exc_info:
                 traceback.print_exception(record.exc_info[1])
         except Exception:  # a message that does not fit its arguments must not end a conversion

@@ -89,7 +89,7 @@ def _say_done(summary: Summary, *, as_json: bool) -> None:
         read = summary.source_bytes * plan.stored_bytes / max(1, plan.source_bytes)
         what = counted(plan.expert_units, "expert") if plan.expert_units else counted(len(plan.units), "tensor")
         print(
-            f"{summary.folder}: {what}, {size_text(plan.stored_bytes)} → "
+            f"{printable(str(summary.folder))}: {what}, {size_text(plan.stored_bytes)} → "
             f"{size_text(plan.output_bytes)} in {seconds:,.1f} s ({size_text(int(read / seconds))}/s)"
         )
         if plan.serving:
@@ -141,7 +141,7 @@ def _say_how_to_go_on(pipeline: Pipeline) -> None:
 
     folder = pipeline.writer.folder()
     if folder is not None and is_unfinished(folder):
-        print(f"{folder} is unfinished: the same command goes on where it stopped", file=sys.stderr)
+        print(printable(f"{folder} is unfinished: the same command goes on where it stopped"), file=sys.stderr)
 
 
 class Bar:

@@ -220,7 +220,7 @@ def load_file(path: Path) -> object:
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise PluginError(f"plugin {path} is not a Python file (.py)")
     if not path.is_file():
-        raise PluginError(f"plugin {path} does not exist")
+        raise PluginError(f"plugin {path} {'is no file that has an end' if path.exists() else 'does not exist'}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pydantic looks up a class's annotations there
     try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from ktforge.contract.tensors import (
     Demand,
@@ -73,6 +75,13 @@ class Stage(BaseModel, ABC):
     stage: ClassVar[str]
     #: Whether a layout has room, or a preprocessor work, for routed experts alone; a dense model is then refused.
     experts_only: ClassVar[bool] = False
+
+    @field_validator("*")
+    @classmethod
+    def _is_a_path(cls, value: Any) -> Any:
+        if isinstance(value, Path) and "\0" in str(value):
+            raise ValueError("no path has a NUL character in it")
+        return value
 
     def equip(self, classes: Sequence[type[Stage]]) -> Self:
         """This stage, told which stage classes are installed; called before anything else, where there is a registry.
@@ -177,7 +186,11 @@ class Loader(Stage):
         folder = self.folder()
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, "the loader has no folder to find it in", str(path))
-        return (folder / path).open("rb")
+        descriptor = os.open(folder / path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb", buffering=0)
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file that has an end, but a folder, a pipe or a device", str(path))
 
     def sources(self) -> Sequence[SourceFile]:
         """The weight files, for the manifest."""

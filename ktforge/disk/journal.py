@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ktforge.disk import writing
+from ktforge.disk.folders import NONE, Folders
+from ktforge.disk.reading import open_regular
 from ktforge.errors import OutputError
 
 #: Version of the journal's own form.
@@ -27,16 +29,19 @@ class Journal:
     so that files may have been published, and ``documents`` maps what else is ready to be to the hash of its content.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folders: Folders = NONE) -> None:
         """Opens the journal at ``path``; one that is missing or was never begun has an empty ``fingerprint``."""
         self.path = path
+        self._folders = folders
         self.fingerprint: dict[str, Any] = {}
         self.overwrite = self.staged = False
         self.written: dict[str, str] = {}
         self.documents: dict[str, str] = {}
         self._end = 0
-        if path.is_file():
-            for line, record in _whole_lines(path.read_bytes()):
+        if folders.exists(path):
+            with open_regular(path, folders) as opened:
+                content = opened.read()
+            for line, record in _whole_lines(content):
                 self._end += len(line)
                 self._take(record)
         self._descriptor: int | None = None
@@ -45,7 +50,7 @@ class Journal:
         """Writes the first line of a new journal."""
         record = {"journal": JOURNAL_FORMAT, "overwrite": overwrite, "fingerprint": fingerprint}
         self._append(record)
-        writing.sync_folder(self.path.parent)
+        writing.sync_folder(self.path.parent, self._folders)
 
     def add(self, tensors: Mapping[str, str]) -> None:
         """Notes tensors (name → hash) whose bytes and file names are synced."""
@@ -62,7 +67,7 @@ class Journal:
 
     def _append(self, record: dict[str, Any]) -> None:
         if self._descriptor is None:
-            self._descriptor = writing.create(self.path, self._end)  # cuts off a line that is not whole
+            self._descriptor = writing.create(self.path, self._end, self._folders)  # cuts off a line that is not whole
         line = json.dumps(record).encode() + b"\n"
         writing.write_at(self._descriptor, line, self._end, self.path)
         writing.sync(self._descriptor, self.path)

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,20 +22,23 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Lock:
-    """The lock of a run, and the folders that it is about. They are held open, so that no others pass for them."""
+    """The lock of a run, and the folders that it is about. They are held open, so that no others pass for them, and the
+    run works in them by :attr:`folders`, wherever they are by then."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
-        self._held = {path: descriptor}
+        self._descriptor, self._path = descriptor, path
+        self.folders = writing.Folders()
         try:
             for folder in (path.parent, path.parent.parent):
-                self._held[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self.folders.hold(folder)
         except BaseException:
             self.close()
             raise
 
     def lost(self) -> Path | None:
         """What is not at its path any more; None if all is."""
-        return next((path for path, held in self._held.items() if not _is_at(held, path)), None)
+        held = {self._path: self._descriptor, **self.folders.held}
+        return next((path for path, descriptor in held.items() if not _is_at(descriptor, path)), None)
 
     def check(self) -> None:
         """Raises OutputError if the output folder, the staging folder or the lock in it was moved, removed or replaced:
@@ -46,8 +50,8 @@ class Lock:
             )
 
     def close(self) -> None:
-        for held in self._held.values():
-            os.close(held)
+        self.folders.close()
+        os.close(self._descriptor)
 
 
 @contextmanager
@@ -62,17 +66,18 @@ def locked(staging: Path) -> Iterator[Lock]:
     descriptor = _acquire(path)
     lock = Lock(descriptor, path)
     try:
+        lock.check()
         writing.write_at(descriptor, json.dumps(_here()).encode(), 0, path)
         yield lock
     finally:
         is_here = lock.lost() is None
         with suppress(OSError):  # a lock that stays is recognised as stale
             if is_here:
-                writing.remove(path)
-        lock.close()
+                writing.remove(path, lock.folders)
         with suppress(OSError):  # what is not empty is an unfinished output
             if is_here:
-                writing.remove_folder(staging)
+                writing.remove_folder(staging, lock.folders)
+        lock.close()
 
 
 def _acquire(path: Path) -> int:
@@ -98,10 +103,12 @@ def held(staging: Path) -> str | None:
     """Why a run could not have the lock of a staging folder now; None if it could."""
     path = staging / LOCK
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return f"{path} cannot be a lock: a pipe or a device is in its place; remove it"
         return _taken(descriptor, path)
     finally:
         os.close(descriptor)
@@ -131,7 +138,7 @@ def _owner(descriptor: int) -> dict[str, Any]:
     try:
         owner = json.loads(os.pread(descriptor, 1000, 0))
         return owner if isinstance(owner, dict) and isinstance(owner.get("pid"), int) else {}
-    except ValueError:  # a new lock, or one whose owner died before it could sign
+    except (ValueError, RecursionError):  # a new lock, or one whose owner died before it could sign
         return {}
 
 

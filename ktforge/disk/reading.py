@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from ktforge.disk.folders import NONE, Folders, naming
 from ktforge.errors import CheckpointError
 
 JSON_LIMIT = 100 * 1000 * 1000
@@ -22,9 +23,12 @@ def pointer_problem(path: Path) -> str | None:
     """What to say about a Git-LFS pointer in place of a file; None for anything else."""
     if not is_file(path) or path.stat().st_size > POINTER_LIMIT:
         return None
-    with path.open("rb") as opened:
-        if opened.read(len(POINTER)) != POINTER:
-            return None
+    try:
+        with open_regular(path) as opened:
+            if opened.read(len(POINTER)) != POINTER:
+                return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     return f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in its repository"
 
 
@@ -32,10 +36,12 @@ def pointer_problem(path: Path) -> str | None:
 CHUNK = 1 << 20
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, folders: Folders = NONE) -> BinaryIO:
     """Opens a file for reading, unbuffered. Raises OSError, and CheckpointError for a pipe, a socket or a device, which
     is looked at once it is open: waiting for one could take for ever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with naming(path), folders.place(path) as (name, above):
+        links = 0 if above is None else os.O_NOFOLLOW
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | links, dir_fd=above)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CheckpointError(f"{path} is not a file that has an end: it is a folder, a pipe or a device")
@@ -77,11 +83,13 @@ def parse_json(text: bytes, *, any_number: bool = False) -> Any:
     return json.loads(text, object_pairs_hook=unique, parse_constant=None if any_number else number)
 
 
-def read_json(path: Path, limit: int = JSON_LIMIT, *, any_number: bool = False) -> dict[str, Any]:
+def read_json(
+    path: Path, limit: int = JSON_LIMIT, *, any_number: bool = False, folders: Folders = NONE
+) -> dict[str, Any]:
     """A JSON object from a file of at most ``limit`` bytes, or CheckpointError. ``any_number``: NaN and Infinity go, as
     Python's json writes them."""
     try:
-        with open_regular(path) as opened:
+        with open_regular(path, folders) as opened:
             if (size := os.fstat(opened.fileno()).st_size) > limit:
                 raise CheckpointError(f"{path} has {size:,} bytes: too many to be what its name says")
             if pointer := pointer_problem(path):

@@ -1,41 +1,50 @@
 """The file layer: every change that ktforge makes to a disk is a call in this module.
 
 Tests put another object in the place of ``os`` here, so that any of these calls can fail, fall short, or be the last.
-Every OSError that leaves this module names its file.
+Every OSError that leaves this module names its file. What is given :class:`Folders` works in those, held open, and not
+in what is at their paths by then.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
 from pathlib import Path
 from typing import BinaryIO
 
 import xxhash
 
 from ktforge.disk import system
+from ktforge.disk.folders import NONE, Folders, naming
 from ktforge.errors import CheckpointError
 
 #: Bytes of a file that is copied, at a time.
 CHUNK = 1 << 20
 
 
-def open_file(path: Path) -> int:
+def open_file(path: Path, folders: Folders = NONE) -> int:
     """Opens a file for reading and writing, made if it is missing, and returns its descriptor.
 
-    A symbolic link in its place is an error: it could lead out of the output folder.
+    A symbolic link in its place is an error: it could lead out of the output folder. So is a pipe, which is looked at
+    once it is open, or a device.
     """
-    with _naming(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with naming(path):
+        with folders.place(path) as (name, above):
+            descriptor = os.open(name, flags, 0o644, dir_fd=above)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "a pipe or a device is in its place", str(path))
+        return descriptor
 
 
-def create(path: Path, nbytes: int) -> int:
+def create(path: Path, nbytes: int, folders: Folders = NONE) -> int:
     """Opens a file of so many bytes for writing and returns its descriptor; what an earlier run put there stays."""
-    descriptor = open_file(path)
+    descriptor = open_file(path, folders)
     try:
         truncate(descriptor, nbytes, path)
-        with _naming(path):
+        with naming(path):
             system.reserve(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)
@@ -45,13 +54,13 @@ def create(path: Path, nbytes: int) -> int:
 
 def truncate(descriptor: int, nbytes: int, path: Path) -> None:
     """Cuts a file off or extends it with zeros, which take no room on the disk yet."""
-    with _naming(path):
+    with naming(path):
         os.ftruncate(descriptor, nbytes)
 
 
 def write_at(descriptor: int, data: bytes | memoryview, offset: int, path: Path) -> None:
     """Writes all of ``data`` at ``offset``, however often the system writes less than it was given."""
-    with _naming(path):
+    with naming(path):
         left = memoryview(data)
         while left:
             count = os.pwrite(descriptor, left, offset)
@@ -60,23 +69,19 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int, path: Path)
 
 def sync(descriptor: int, path: Path) -> None:
     """Returns when the file's content would survive a power cut."""
-    with _naming(path):
+    with naming(path):
         os.fsync(descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Returns when the names in ``folder`` would survive a power cut."""
-    with _naming(folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def sync_folder(path: Path, folders: Folders = NONE) -> None:
+    """Returns when the names in a folder would survive a power cut."""
+    with naming(path), folders.opened(path) as descriptor:
+        os.fsync(descriptor)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, folders: Folders = NONE) -> None:
     """Makes a file with this content, synced; an earlier one of the name is replaced."""
-    descriptor = create(path, 0)
+    descriptor = create(path, 0, folders)
     try:
         write_at(descriptor, data, 0, path)
         sync(descriptor, path)
@@ -84,12 +89,12 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def copy_file(opened: BinaryIO, source: Path, path: Path) -> str:
+def copy_file(opened: BinaryIO, source: Path, path: Path, folders: Folders = NONE) -> str:
     """Copies what is left to read of ``opened``, which ``source`` names, synced, and returns its xxh3-128 in hex.
 
     Raises CheckpointError if it cannot be read.
     """
-    descriptor = create(path, 0)
+    descriptor = create(path, 0, folders)
     try:
         offset, found = 0, xxhash.xxh3_128()
         while data := _read(opened, source):
@@ -109,54 +114,47 @@ def _read(opened: BinaryIO, source: Path) -> bytes:
         raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
 
 
-def make_folders(folder: Path) -> None:
-    """Makes ``folder`` and its parents, those that are missing, synced."""
-    if folder.is_dir():
+def make_folders(path: Path, folders: Folders = NONE) -> None:
+    """Makes a folder and its parents, those that are missing, synced."""
+    if folders.is_folder(path):
         return
-    make_folders(folder.parent)
-    with _naming(folder):
+    make_folders(path.parent, folders)
+    with naming(path):
         try:
-            os.mkdir(folder)
+            with folders.place(path) as (name, above):
+                os.mkdir(name, dir_fd=above)
         except FileExistsError:  # another thread was faster
             return
-    sync_folder(folder.parent)
+    sync_folder(path.parent, folders)
 
 
-def rename(path: Path, target: Path) -> None:
+def rename(path: Path, target: Path, folders: Folders = NONE) -> None:
     """Gives a file its other name, in one step; a file of that name is replaced."""
-    with _naming(target):
-        os.replace(path, target)
+    with naming(target), folders.place(path) as (name, above), folders.place(target) as (other, there):
+        os.replace(name, other, src_dir_fd=above, dst_dir_fd=there)
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, folders: Folders = NONE) -> None:
     """Removes a file or a symbolic link, if it is there."""
-    with _naming(path):
+    with naming(path):
         try:
-            os.unlink(path)
+            with folders.place(path) as (name, above):
+                os.unlink(name, dir_fd=above)
         except FileNotFoundError:
             return
 
 
-def remove_folder(folder: Path) -> None:
+def remove_folder(path: Path, folders: Folders = NONE) -> None:
     """Removes a folder that is empty."""
-    with _naming(folder):
-        os.rmdir(folder)
+    with naming(path), folders.place(path) as (name, above):
+        os.rmdir(name, dir_fd=above)
 
 
-def remove_tree(folder: Path) -> None:
+def remove_tree(path: Path, folders: Folders = NONE) -> None:
     """Removes a folder and all in it, in order of name."""
-    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
-        path = folder / entry.name
-        if entry.is_dir(follow_symlinks=False):
-            remove_tree(path)
+    for name in folders.names(path):
+        if folders.is_folder(path / name):
+            remove_tree(path / name, folders)
         else:
-            remove(path)
-    remove_folder(folder)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+            remove(path / name, folders)
+    remove_folder(path, folders)

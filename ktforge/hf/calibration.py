@@ -21,7 +21,7 @@ from ktforge.hf.loading import attach, read_config
 from ktforge.hf.sides import experts_of, open_side
 from ktforge.hf.streamed import Streamed, at_once
 from ktforge.hf.text import CONTEXT, read_texts, sequences, tokenizer_of
-from ktforge.native.cores import available_cores
+from ktforge.native.cores import worker_count
 
 #: An expert that fewer tokens than this were routed to was seldom asked.
 SELDOM = 32
@@ -78,9 +78,7 @@ def calibrate(
     if not 0 <= samples <= ids.numel():
         raise ConfigError(f"of {ids.numel():,} tokens, between 0 and as many can be kept, not {samples:,}")
     streamed = Streamed(side, side, read_config(side, **kwargs), torch.float32, **kwargs)
-    source = ExpertSource(
-        side, dtype=torch.float32, device=torch.device("cpu"), cache=0, workers=workers or available_cores()
-    )
+    source = ExpertSource(side, dtype=torch.float32, device=torch.device("cpu"), cache=0, workers=worker_count(workers))
     watch = _Watch(ids.numel(), samples)
     routed = {
         layer: Routed(layer, experts, [source], watcher=watch.expert, layer_watcher=watch.layer)

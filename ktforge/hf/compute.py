@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from ktforge.hf.engine import Engine
 from ktforge.hf.experts import Expert, ExpertSource
 
 NAME = "ktforge"
@@ -31,7 +32,7 @@ class Routed:
 
     layer: int
     experts: int
-    variants: Sequence[ExpertSource]
+    variants: Sequence[ExpertSource | Engine]
     watcher: Watcher | None = None
     layer_watcher: LayerWatcher | None = None
 
@@ -51,13 +52,15 @@ class Routed:
     def computed(
         self,
         module: nn.Module,
-        source: ExpertSource,
+        source: ExpertSource | Engine,
         hidden: torch.Tensor,
         index: torch.Tensor,
         weights: torch.Tensor,
         watcher: Watcher | None = None,
     ) -> torch.Tensor:
         """What the experts of ``source`` make of tokens [n, hidden], each routed to experts ``index`` [n, top_k]."""
+        if isinstance(source, Engine):
+            return source.computed(self.layer, hidden, index, weights)
         out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         hit = [e for e in torch.unique(index).tolist() if e < self.experts]  # one more stands for a token of no expert
         with closing(source.these(self.layer, hit)) as experts:  # type: ignore[type-var]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ktforge.hf.compute import Routed
+from ktforge.hf.engine import Engine
 from ktforge.hf.experts import ExpertSource
 from ktforge.hf.scores import Figure, mean_of
 
@@ -21,7 +22,7 @@ class Damages:
     Both for what goes into the layer in the original, token by token, so that no layer answers for those before it.
     """
 
-    def __init__(self, sources: Sequence[ExpertSource], layers: Collection[int]) -> None:
+    def __init__(self, sources: Sequence[ExpertSource | Engine], layers: Collection[int]) -> None:
         self._sources = sources
         self._found: dict[int, list[list[torch.Tensor]]] = {layer: [[] for _ in sources] for layer in layers}
         #: Of the layer that is computed: its number, the tokens that are looked at, and their errors for each source.

@@ -13,6 +13,7 @@ from ktforge.contract.registry import Registry
 from ktforge.errors import ConfigError
 from ktforge.hf.compute import Routed
 from ktforge.hf.damage import Damages
+from ktforge.hf.engine import Engine, check_kernels
 from ktforge.hf.experts import ExpertSource
 from ktforge.hf.heads import blocks, hidden_states, predictions
 from ktforge.hf.loading import attach, read_config
@@ -21,7 +22,7 @@ from ktforge.hf.scores import Tally
 from ktforge.hf.sides import check_same_model, experts_of, open_side
 from ktforge.hf.streamed import Streamed, at_once
 from ktforge.hf.text import CONTEXT, read_texts, sample_text, sequences, tokenizer_of
-from ktforge.native.cores import available_cores
+from ktforge.native.cores import worker_count
 
 #: What is told of the way: how many layers are computed, of how many.
 Progress = Callable[[int, int], None]
@@ -37,6 +38,7 @@ def evaluate(
     layers: Collection[int] | None = None,
     keep: int = 0,
     activations: Literal["exact", "int8"] = "exact",
+    kernels: Literal["kt-kernel"] | None = None,
     memory_limit: int = 8 << 30,
     workers: int | None = None,
     registry: Registry | None = None,
@@ -51,9 +53,10 @@ def evaluate(
     without any, a sample that comes with ktforge is read. All checkpoints compute in step, so that each weight is read
     once for as many tokens as ``memory_limit`` bytes of activations allow. ``layers``: the experts of these layers
     alone are taken from ``converted``, those of all others stay the original's. ``keep``: measures, in a second pass,
-    what it gains to leave the experts of so many layers, those that hurt most, as they were. ``activations``: as in
-    :func:`ktforge.hf.from_pretrained`, for the converted ones. ``progress`` is called with the number of layers that
-    are done and of all, the head counted as one. ``kwargs`` go to transformers, such as ``trust_remote_code``.
+    what it gains to leave the experts of so many layers, those that hurt most, as they were. ``activations`` and
+    ``kernels``: as in :func:`ktforge.hf.from_pretrained`, for the converted ones. ``progress`` is called with the
+    number of layers that are done and of all, the head counted as one. ``kwargs`` go to transformers, such as
+    ``trust_remote_code``.
 
     Raises CheckpointError for a folder that cannot be read, another model's output or an architecture that transformers
     does not compute by its ExpertsInterface, ConfigError for a text that is too short or an option that makes no sense.
@@ -72,7 +75,9 @@ def evaluate(
     tokenizer = tokenizer_of(one, *others, **kwargs)
     text = read_texts(texts) if texts else sample_text()
     ids = sequences(tokenizer, text, tokens, context)
-    run = _Run(one, others, chosen, activations, workers or available_cores(), memory_limit, kwargs)
+    check_kernels(kernels, activations)
+    how = kernels or activations
+    run = _Run(one, others, chosen, how, worker_count(workers), memory_limit, kwargs)
     steps = (2 if keep else 1) * run.steps(ids)
     done = _Counted(progress, steps)
     tallies, damages = run.over(ids, [dict.fromkeys(chosen, n) for n in range(len(others))], done)
@@ -88,7 +93,7 @@ def evaluate(
             for layers, other, tally in zip(worst, others, tallies, strict=True)
         )
     return Evaluation(
-        str(original), tuple(map(str, texts)), ids.numel(), activations, tallies[0].original, scores, found, gains
+        str(original), tuple(map(str, texts)), ids.numel(), how, tallies[0].original, scores, found, gains
     )
 
 
@@ -144,7 +149,12 @@ class _Run:
         self._streamed = Streamed(one, others[0], config, torch.float32, **kwargs)
         shared: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "cache": 0, "workers": workers}
         self._original = ExpertSource(one, **shared)
-        self._converted = [ExpertSource(other, **shared, integers=activations == "int8") for other in others]
+        self._converted = [
+            Engine(other, workers=workers)
+            if activations == "kt-kernel"
+            else ExpertSource(other, **shared, integers=activations == "int8")
+            for other in others
+        ]
         self._experts, self._layers, self._memory = experts_of(one), layers, memory_limit
         self._hidden = one.plan.model.hidden
 

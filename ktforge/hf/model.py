@@ -9,10 +9,11 @@ from ktforge.comparison.side import Side
 from ktforge.contract.registry import Registry
 from ktforge.errors import ConfigError
 from ktforge.hf.compute import Routed
+from ktforge.hf.engine import Engine, check_kernels
 from ktforge.hf.experts import ExpertSource
 from ktforge.hf.loading import attach, compute_device, model_without_experts, read_config
 from ktforge.hf.sides import experts_of, open_original, open_side
-from ktforge.native.cores import available_cores
+from ktforge.native.cores import worker_count
 from ktforge.text import parse_size
 
 #: How the products with weights are computed.
@@ -24,6 +25,7 @@ def from_pretrained(
     original: Path | str | None = None,
     *,
     activations: Literal["exact", "int8"] = "exact",
+    kernels: Literal["kt-kernel"] | None = None,
     cache: int | str = "4GB",
     workers: int | None = None,
     registry: Registry | None = None,
@@ -37,7 +39,9 @@ def from_pretrained(
     routed to them; ``cache`` bounds the bytes of those that are kept, ``workers`` (default: one a core) read ahead.
 
     ``activations``: ``"exact"`` multiplies with the weights as they are read back; ``"int8"`` computes as the engine
-    does, with activations rounded to int8 for each token, for weights that are stored as integer codes. ``kwargs`` go
+    does, with activations rounded to int8 for each token, for weights that are stored as integer codes.
+    ``kernels="kt-kernel"`` has KTransformers' own kernels compute a kt-amx output, where they are installed and the CPU
+    has AVX-512 or AMX; the experts then stay in memory as they are packed. ``kwargs`` go
     to transformers' ``from_pretrained``, such as ``dtype`` or ``device_map``.
 
     Raises CheckpointError for a folder that cannot be read, an architecture whose experts transformers does not
@@ -45,21 +49,27 @@ def from_pretrained(
     """
     if activations not in ACTIVATIONS:
         raise ConfigError(f"activations are {' or '.join(map(repr, ACTIVATIONS))}, not {activations!r}")
+    check_kernels(kernels, activations)
     side = open_side(converted, registry, follow_links=follow_links)
     rest = open_original(side, original, registry, follow_links=follow_links)
     limit = parse_size(cache) if isinstance(cache, str) else cache
-    return model_of(side, rest, integers=activations == "int8", cache=limit, workers=workers, **kwargs)
+    return model_of(
+        side, rest, integers=activations == "int8", engine=kernels is not None, cache=limit, workers=workers, **kwargs
+    )
 
 
-def model_of(side: Side, rest: Side, *, integers: bool, cache: int, workers: int | None, **kwargs: Any) -> Any:
+def model_of(
+    side: Side, rest: Side, *, integers: bool, cache: int, workers: int | None, engine: bool = False, **kwargs: Any
+) -> Any:
     """The same of checkpoints that are open: the experts of ``side``, everything else of ``rest``."""
     remote = {name: kwargs[name] for name in ("trust_remote_code",) if name in kwargs}
     config = kwargs.pop("config", None) or read_config(rest, **remote)
     kwargs.setdefault("dtype", "auto")
     model = model_without_experts(rest, side, config, **kwargs)
-    source = ExpertSource(
-        side, dtype=model.dtype, device=compute_device(kwargs.get("device_map")), workers=workers or available_cores(),
-        cache=cache, integers=integers,
+    workers = worker_count(workers)
+    source = Engine(side, workers=workers) if engine else ExpertSource(
+        side, dtype=model.dtype, device=compute_device(kwargs.get("device_map")), workers=workers, cache=cache,
+        integers=integers,
     )  # fmt: skip
     attach(model, {layer: Routed(layer, experts, [source]) for layer, experts in experts_of(side).items()})
     _take_generation_config(model, rest.folder)

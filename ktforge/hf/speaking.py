@@ -24,6 +24,7 @@ def speak(
     tokens: int = 200,
     chat: bool = True,
     integers: bool = False,
+    engine: bool = False,
     cache: int,
     workers: int | None = None,
     registry: Registry | None = None,
@@ -33,13 +34,16 @@ def speak(
     """Gives ``say`` what the model says to ``prompt``, piece by piece, the likeliest token each time.
 
     ``chat``: the prompt is put into the chat template of the tokenizer, if it has one. ``integers``: activations in
-    int8. The rest is as in :func:`ktforge.hf.from_pretrained`, which also says what is raised.
+    int8; ``engine``: kt-kernel's kernels. The rest is as in :func:`ktforge.hf.from_pretrained`, which also says what is
+    raised.
     """
     side = open_side(converted, registry, follow_links=follow_links)
     rest = open_original(side, original, registry, follow_links=follow_links)
     tokenizer = tokenizer_of(side, rest, **kwargs)
     # Few CPUs multiply in BF16 as fast as in float32.
-    model = model_of(side, rest, integers=integers, cache=cache, workers=workers, dtype=torch.float32, **kwargs)
+    model = model_of(
+        side, rest, integers=integers, engine=engine, cache=cache, workers=workers, dtype=torch.float32, **kwargs
+    )
     if chat and tokenizer.chat_template:
         turns = [{"role": "user", "content": prompt}]
         given = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)

@@ -175,9 +175,8 @@ def _has_experts(unit: UnitSpec) -> bool:
 
 def _not_read(folder: Path, source: Source) -> tuple[str, ...]:
     read = {f.path for f in source.files}
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in WEIGHT_SUFFIXES and p not in read)
-    weights = (p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    return tuple(_within(p, folder) for p in sorted(weights))
+    found = (p for p in CheckpointFolder(folder).all_files() if p.suffix.lower() in WEIGHT_SUFFIXES and p not in read)
+    return tuple(_within(p, folder) for p in sorted(found))
 
 
 def _within(path: Path, folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ktforge.contract.plan import Plan
 from ktforge.disk.marks import CONFIG, MANIFEST, PARTIAL, UNFINISHED
-from ktforge.disk.reading import read_json
+from ktforge.disk.reading import open_regular, read_json
 from ktforge.errors import CheckpointError
 from ktforge.output.manifest import FILES, manifest
 from ktforge.output.provenance import unversioned, versions
@@ -36,7 +36,7 @@ def is_finished(plan: Plan, documents: Mapping[str, bytes] | None = None) -> boo
         return (
             versions(plan.pipeline).keys() | unversioned(plan.pipeline).keys() <= _OWN
             and _said(read_json(folder / MANIFEST)) == _said(json.loads(json.dumps(manifest(plan))))
-            and all((folder / name).read_bytes() == text for name, text in texts.items())
+            and all(_first(folder / name, len(text) + 1) == text for name, text in texts.items())
             and _holds_files(plan, folder)
             and _changed(_inputs(plan)) <= (folder / MANIFEST).stat().st_mtime_ns
         )
@@ -63,12 +63,16 @@ def _holds_files(plan: Plan, folder: Path) -> bool:
     """Whether the weight files are whole and begin as planned, with the side files beside them and no other weights."""
     for file in plan.files:
         path, header = folder / file.path, bytes(file.header)
-        with path.open("rb") as opened:
-            if path.stat().st_size != file.nbytes or opened.read(len(header)) != header:
-                return False
+        if path.stat().st_size != file.nbytes or _first(path, len(header)) != header:
+            return False
     planned = {folder / file.path for file in plan.files}
     weights = {path for pattern in STALE if not pattern.endswith(".json") for path in folder.glob(pattern)}
     return weights <= planned and all((folder / name).is_file() for name in plan.side_files)
+
+
+def _first(path: Path, count: int) -> bytes:
+    with open_regular(path) as opened:
+        return opened.read(count)
 
 
 def _inputs(plan: Plan) -> Iterable[Path]:

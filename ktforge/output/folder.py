@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from ktforge.contract.checks import check_paths
 from ktforge.contract.plan import Plan
 from ktforge.contract.tensors import FileSpec
 from ktforge.disk import writing
+from ktforge.disk.folders import Folders
 from ktforge.disk.journal import Journal
 from ktforge.disk.lock import Lock, held, locked
 from ktforge.disk.marks import JOURNAL, PARTIAL, UNFINISHED, staged
@@ -23,6 +25,7 @@ from ktforge.errors import AlreadyDone, OutputError
 from ktforge.native.cores import available_cores
 from ktforge.output.finished import is_finished
 from ktforge.output.publish import (
+    collisions,
     discard,
     hashes,
     nested_weights,
@@ -44,6 +47,8 @@ def check_output(folder: Path, source: Path | None) -> list[str]:
     """Why this folder cannot take an output at all, one sentence each; empty if it can."""
     if folder.exists() and not folder.is_dir():
         return [f"{folder} is a file: give a folder for the output"]
+    if folder.resolve() == folder.resolve().parent:
+        return [f"{folder} is the root of the file system: give a folder for the output"]
     above = next(p for p in folder.absolute().parents if p.exists())
     if not above.is_dir():
         return [f"{folder} would lie below {above}, which is a file: give another folder for the output"]
@@ -131,6 +136,8 @@ def open_folder(
         raise OutputError(*problems)
     paths = published(plan, documents)
     check_paths(paths)
+    if problems := collisions(plan, documents):
+        raise OutputError(*problems)
     if not overwrite and is_finished(plan, documents):
         raise AlreadyDone(f"{folder} holds this output already, finished: nothing is to do; --overwrite makes it again")
     existed, staging = folder.exists(), folder / PARTIAL
@@ -140,7 +147,7 @@ def open_folder(
             logger.info("%s is open, %s are written", folder, counted(len(journal.written), "tensor"))
             sink = FolderSink(staging, plan.files, journal, lock)
             try:
-                _check_kept(folder, plan.files, journal, verify=verify)
+                _check_kept(folder, plan.files, journal, lock.folders, verify=verify)
                 yield sink
                 sink.finish()
                 _stage(folder, plan, texts_of(plan, documents), journal, lock)
@@ -154,7 +161,7 @@ def open_folder(
             finally:
                 sink.close()
                 journal.close()
-                if not journal.fingerprint and not (folder / UNFINISHED).exists() and lock.lost() is None:
+                if not (journal.fingerprint or lock.folders.exists(folder / UNFINISHED) or lock.lost()):
                     discard(folder, staging, plan, lock)
     except OSError as error:
         raise OutputError(_failure(folder, error)) from error
@@ -167,7 +174,7 @@ def _read_back(folder: Path, plan: Plan, journal: Journal, lock: Lock) -> None:
     """Raises OutputError if the disk does not give back what was written; then no run goes on with it."""
     logger.info("reading %s back from the disk", folder)
     try:
-        check_staged(folder, plan.files, journal, available_cores())
+        check_staged(folder, plan.files, journal, available_cores(), lock.folders)
     except OutputError:
         discard(folder, folder / PARTIAL, plan, lock)
         raise
@@ -176,7 +183,7 @@ def _read_back(folder: Path, plan: Plan, journal: Journal, lock: Lock) -> None:
 def _open_journal(folder: Path, plan: Plan, lock: Lock, *, overwrite: bool, restart: bool) -> Journal:
     """The journal of the unfinished output in ``folder`` if there is one to go on with, else a new one."""
     staging, now = folder / PARTIAL, fingerprint(plan)
-    journal = Journal(staging / JOURNAL)
+    journal = Journal(staging / JOURNAL, lock.folders)
     goes_on = bool(journal.fingerprint) and not restart
     if goes_on:
         check_unchanged(folder, journal.fingerprint, now, _again(folder, journal))
@@ -187,7 +194,7 @@ def _open_journal(folder: Path, plan: Plan, lock: Lock, *, overwrite: bool, rest
         raise OutputError(f"{folder} is not empty: choose another folder, or say {needed}")
     if not goes_on:
         discard(folder, staging, plan, lock)
-        journal = Journal(staging / JOURNAL)
+        journal = Journal(staging / JOURNAL, lock.folders)
         journal.begin(now, overwrite=overwrite or (folder / UNFINISHED).exists())
     return journal
 
@@ -203,7 +210,7 @@ def _stage(folder: Path, plan: Plan, texts: Mapping[str, bytes], journal: Journa
         journal.add_staged(stage_documents(staging, plan, texts, journal.written, lock))
 
 
-def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, verify: bool) -> None:
+def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, folders: Folders, *, verify: bool) -> None:
     """Raises OutputError if a file with tensors of an earlier run is missing or not what it left."""
     damaged = f"the disk may be failing: start over with {_again(folder, journal)}"
     for file in specs:
@@ -211,16 +218,17 @@ def _check_kept(folder: Path, specs: tuple[FileSpec, ...], journal: Journal, *, 
         if not kept:
             continue
         path = staged(folder / PARTIAL, file.path)
-        if journal.staged and not path.exists():
+        if journal.staged and not folders.exists(path):
             path = folder / file.path
-        size = path.stat().st_size if path.is_file() else None
+        found = folders.stat(path)
+        size = found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
         if size != file.nbytes:
             has = "is gone" if size is None else f"has {size:,} bytes; {file.nbytes:,} were written"
             raise OutputError(f"{path} of the unfinished output {has}: start over with {_again(folder, journal)}")
         if verify:
-            check_file(path, file, journal.written, damaged)
+            check_file(path, file, journal.written, damaged, folders)
     if verify:
-        check_documents(folder, journal.documents, damaged)
+        check_documents(folder, journal.documents, damaged, folders)
 
 
 def _failure(folder: Path, error: OSError) -> str:

@@ -12,6 +12,7 @@ import xxhash
 
 from ktforge.contract.tensors import FileSpec
 from ktforge.disk import system
+from ktforge.disk.folders import Folders
 from ktforge.disk.journal import Journal
 from ktforge.disk.marks import PARTIAL, staged
 from ktforge.disk.reading import content_hash, open_regular
@@ -19,13 +20,15 @@ from ktforge.errors import OutputError
 from ktforge.output.hashing import add_range
 
 
-def check_file(path: Path, file: FileSpec, written: Mapping[str, str], damaged: str, *, cold: bool = False) -> None:
+def check_file(
+    path: Path, file: FileSpec, written: Mapping[str, str], damaged: str, folders: Folders, *, cold: bool = False
+) -> None:
     """Raises OutputError, with ``damaged`` for a mend, if a file is not what was ``written`` of it (tensor → xxh3-128).
 
     ``cold``: from the disk itself, as far as the system lets go of what it keeps in memory.
     """
     offset = len(file.header)
-    with open_regular(path) as opened:
+    with open_regular(path, folders) as opened:
         if cold:
             system.forget(opened.fileno())
         if os.pread(opened.fileno(), offset, 0) != bytes(file.header):
@@ -39,14 +42,16 @@ def check_file(path: Path, file: FileSpec, written: Mapping[str, str], damaged: 
             offset += tensor.nbytes
 
 
-def check_documents(folder: Path, documents: Mapping[str, str], damaged: str, *, cold: bool = False) -> None:
+def check_documents(
+    folder: Path, documents: Mapping[str, str], damaged: str, folders: Folders, *, cold: bool = False
+) -> None:
     """The same of what is ready to be published beside the weights, or has been (name → xxh3-128); publishing itself
     tells of one that is missing."""
     for name, digest in documents.items():
         path = staged(folder / PARTIAL, name)
-        path = path if path.exists() else folder / name
-        if path.exists():
-            with open_regular(path) as opened:
+        path = path if folders.exists(path) else folder / name
+        if folders.exists(path):
+            with open_regular(path, folders) as opened:
                 if cold:
                     system.forget(opened.fileno())
                 if content_hash(opened) != digest:
@@ -60,13 +65,13 @@ _FAILING = (
 )
 
 
-def check_staged(folder: Path, files: Iterable[FileSpec], journal: Journal, workers: int) -> None:
+def check_staged(folder: Path, files: Iterable[FileSpec], journal: Journal, workers: int, folders: Folders) -> None:
     """The same of an output that is ready to be published, read from the disk with so many threads."""
-    check_documents(folder, journal.documents, _FAILING, cold=True)
+    check_documents(folder, journal.documents, _FAILING, folders, cold=True)
     checks = [
-        partial(check_file, path, file, journal.written, _FAILING, cold=True)
+        partial(check_file, path, file, journal.written, _FAILING, folders, cold=True)
         for file in files
-        if (path := staged(folder / PARTIAL, file.path)).exists()  # else a run before this one has published it
+        if folders.exists(path := staged(folder / PARTIAL, file.path))  # else a run before this one has published it
     ]
     with ThreadPoolExecutor(workers) as threads:
         for done in [threads.submit(check) for check in checks]:

@@ -33,7 +33,7 @@ class FolderSink:
     """Places tensors of planned files with pwrite, from any thread and in any order."""
 
     def __init__(self, staging: Path, specs: tuple[FileSpec, ...], journal: Journal, lock: Lock) -> None:
-        self._staging, self._journal, self._folders = staging, journal, lock
+        self._staging, self._journal, self._held = staging, journal, lock
         self._kept = frozenset(journal.written)
         self._place: dict[str, tuple[FileSpec, int]] = {}
         self._growing: dict[str, Growing] = {}
@@ -141,10 +141,10 @@ class FolderSink:
         return descriptor
 
     def _create(self, file: FileSpec) -> int:
-        self._folders.check()
+        self._held.check()
         path = staged(self._staging, file.path)
-        writing.make_folders(path.parent)
-        descriptor = writing.create(path, file.nbytes)
+        writing.make_folders(path.parent, self._held.folders)
+        descriptor = writing.create(path, file.nbytes, self._held.folders)
         try:
             writing.write_at(descriptor, bytes(file.header), 0, path)
         except BaseException:
@@ -184,7 +184,7 @@ class FolderSink:
             for path, descriptor in opened.items():
                 writing.sync(descriptor, paths[path])
             for folder in {p.parent for p in paths.values()}:
-                writing.sync_folder(folder)
+                writing.sync_folder(folder, self._held.folders)
             self._journal.add(unsaved)
             self._lost = False
             for path in complete:

@@ -17,7 +17,8 @@ from ktforge.contract.plan import KEEP, STAGES, Recipe, Runtime
 from ktforge.contract.registry import Registry
 from ktforge.contract.rules import Rule
 from ktforge.contract.stages import Stage
-from ktforge.errors import ConfigError, PluginError
+from ktforge.disk.reading import open_regular
+from ktforge.errors import CheckpointError, ConfigError, PluginError
 from ktforge.pipeline.mistakes import Key, by_key, sentence
 from ktforge.pipeline.pipeline import Pipeline
 from ktforge.text import nearest
@@ -38,15 +39,17 @@ def load_pipeline(path: Path, registry: Registry, sets: Iterable[str] = ()) -> P
     Paths may begin with ``~`` for a home directory. Raises ConfigError with every mistake at once.
     """
     try:
-        with path.open("rb") as opened:
-            content = opened.read(SIZE_LIMIT + 1)  # the size of a pipe or device is not known before
+        if path.is_dir():
+            raise ConfigError(
+                f"{path} is a folder: `ktforge init {path} > pipeline.yaml` writes a file for a checkpoint"
+            )
+        with open_regular(path) as opened:
+            content = opened.read(SIZE_LIMIT + 1)
         if len(content) > SIZE_LIMIT:
             raise ConfigError(f"{path} has over {SIZE_LIMIT:,} bytes: it is no pipeline file")
         data = _parse(content.decode("utf-8"), str(path))
-    except IsADirectoryError:
-        raise ConfigError(
-            f"{path} is a folder: `ktforge init {path} > pipeline.yaml` writes a file for a checkpoint"
-        ) from None
+    except CheckpointError as error:
+        raise ConfigError(*error.problems) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}") from error

@@ -28,6 +28,7 @@ from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
 from ktforge.output.finished import is_finished
 from ktforge.output.folder import check_output
+from ktforge.output.publish import collisions
 from ktforge.output.space import shortages
 from ktforge.planning.kinds import plan_units
 from ktforge.planning.targets import Targets
@@ -111,7 +112,7 @@ def _make_plan(recipe: Recipe) -> Plan:
     folder = recipe.writer.folder()
     if folder is None:
         return plan
-    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source)
+    wrong = check_output(folder, recipe.loader.folder()) or _over_weights(folder, source) or collisions(plan)
     if not wrong and not is_finished(plan):
         wrong = list(shortages(folder, files))
     return replace(plan, problems=(*plan.problems, *wrong))
@@ -184,7 +185,8 @@ def _config_json(recipe: Recipe, edited: Mapping[str, Any]) -> bytes | None:
         found = CheckpointFolder(folder, follow_links=True).config()  # the loader has read it, link or not
         one, other = (json.dumps(config, sort_keys=True) for config in (edited, found))
         if one == other:  # as text, since no NaN is equal to another
-            return (folder / CONFIG).read_bytes()
+            with open_regular(folder / CONFIG) as opened:
+                return opened.read()
     return (json.dumps(edited, indent=2) + "\n").encode() if edited else None
 
 

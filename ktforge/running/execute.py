@@ -21,7 +21,7 @@ from ktforge.contract.plan import Plan, PlannedUnit, Recipe, Sink
 from ktforge.contract.stages import Fused, Layout, Loader, Result
 from ktforge.contract.tensors import PackedSpec, TensorSpec, Unit, UnitSpec
 from ktforge.errors import PluginError
-from ktforge.native.cores import available_cores
+from ktforge.native.cores import worker_count
 from ktforge.planning.shares import Share, shares
 from ktforge.running.watch import SourceWatch, WatchedSink
 from ktforge.running.workers import Workers
@@ -50,6 +50,7 @@ def execute(
     Raises PlanError for a plan with refusals or a unit above the limit,
     OutputError, CheckpointError for damaged weights, PluginError.
     """
+    worker_count(workers)
     plan.check()
     plan.check_memory(memory_limit)
     watch = SourceWatch(plan.identities)
@@ -68,7 +69,7 @@ def execute(
         ]
         logger.info("%s to work on, %s kept", counted(len(units), "unit"), counted(len(kept), "unit"))
         progress = _Progress(pieces)
-        crew = Workers(workers or available_cores(), memory_limit)
+        crew = Workers(worker_count(workers), memory_limit)
 
         def work(share: Share) -> None:
             progress.begin(share)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
+from ktforge.errors import PlanError
 from ktforge.planning.shares import Share
 from ktforge.running.buffers import Buffers
+from ktforge.text import counted
+
+logger = logging.getLogger(__name__)
 
 Task = Callable[[], None]
 
@@ -44,11 +49,26 @@ class Workers:
         self._waiting.extend(ordered(shares, self._count))
         pool = ThreadPoolExecutor(self._count, thread_name_prefix="ktforge")
         try:
-            futures = [pool.submit(self._loop, work) for _ in range(self._count)]
+            futures = self._begin(pool, work)
             for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                 future.result()
         finally:
             self._join(pool)
+
+    def _begin(self, pool: ThreadPoolExecutor, work: Callable[[Share], None]) -> list[Future[None]]:
+        """Fewer threads than asked for do, where the system allows no more."""
+        futures = []
+        try:
+            for _ in range(self._count):
+                futures.append(pool.submit(self._loop, work))
+        except RuntimeError as error:
+            if not futures:
+                raise PlanError(
+                    "no thread can be started: the system allows this user or container no more of them (ulimit -u), "
+                    "or no memory for one"
+                ) from error
+            logger.warning("%s are started, for the system allows no more", counted(len(futures), "worker"))
+        return futures
 
     @property
     def scarce(self) -> bool:

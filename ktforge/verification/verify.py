@@ -20,7 +20,7 @@ from ktforge.model.config import quantization_config
 from ktforge.model.number_format import remarks_of
 from ktforge.model.source import Source, read_source
 from ktforge.model.units import units_of
-from ktforge.native.cores import available_cores
+from ktforge.native.cores import worker_count
 from ktforge.output.manifest import MANIFEST_FORMAT
 from ktforge.readback.loader import packed_loader
 from ktforge.readback.packed import Packed, find_packed, read_manifest, stated_formats
@@ -50,7 +50,7 @@ def verify(
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder: give the one that holds the output")
-    found = _Look(folder, registry or Registry.installed(), workers or available_cores(), follow_links, cold, contents)
+    found = _Look(folder, registry or Registry.installed(), worker_count(workers), follow_links, cold, contents)
     return found.verify()
 
 
@@ -62,7 +62,7 @@ def check_output(plan: Plan, *, workers: int | None = None, registry: Registry |
     """
     folder = plan.pipeline.writer.folder()
     assert folder is not None
-    look = _Look(folder, registry or Registry.installed(), workers or available_cores(), made_by=plan)
+    look = _Look(folder, registry or Registry.installed(), worker_count(workers), made_by=plan)
     found = look.verify()
     if not found.ok:
         raise OutputError(*found.problems, f"so the output in {folder} is not to be used, though it was published")

@@ -148,6 +148,10 @@ def test_options_that_make_no_sense(converted, original):
         hf.from_pretrained(converted["bf16"], activations="int4")
     with pytest.raises(ConfigError, match="holds no integer codes"):
         hf.from_pretrained(original, activations="int8")
+    with pytest.raises(ConfigError, match="kernels are 'kt-kernel'"):
+        hf.from_pretrained(converted["bf16"], kernels="amx")
+    with pytest.raises(ConfigError, match="computes with int8 activations anyhow"):
+        hf.from_pretrained(converted["kt-amx int4"], kernels="kt-kernel", activations="int8")
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
@@ -170,3 +174,13 @@ def test_a_transformers_without_the_interface(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "4.57.1")
     with pytest.raises(ConfigError, match=r"transformers 4\.57\.1 has no interface"):
         importlib.reload(needs)
+
+
+def test_without_kt_kernel(converted, monkeypatch):
+    from ktforge.hf import engine
+
+    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="kt-kernel is not installed"):
+        hf.from_pretrained(converted["kt-amx int4"], kernels="kt-kernel")
+    with pytest.raises(ConfigError, match=r"outputs of AMXINT4 and AMXINT8, and .*rawint4 is compressed-"):
+        hf.from_pretrained(converted["rawint4"], kernels="kt-kernel")

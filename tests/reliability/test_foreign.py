@@ -13,15 +13,22 @@ from ktforge import CheckpointError, KtforgeError, OutputError
 from ktforge.disk.marks import MANIFEST, PARTIAL, UNFINISHED
 
 
+def with_notes(folder):
+    """A side file in a folder of its own."""
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.txt").write_text("a")
+    return folder
+
+
 @pytest.fixture
 def copy(tmp_path):
-    return model(tmp_path / "model", 1, 3, 128, 128)
+    return with_notes(model(tmp_path / "model", 1, 3, 128, 128))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     """A model with tensors of the same names and sizes, and other bytes."""
-    folder = model(tmp_path_factory.mktemp("other") / "model", 1, 3, 128, 128)
+    folder = with_notes(model(tmp_path_factory.mktemp("other") / "model", 1, 3, 128, 128))
     for path in folder.glob("*.safetensors"):
         content = bytearray(path.read_bytes())
         content[-100:] = bytes(100)
@@ -39,10 +46,18 @@ def other(tmp_path_factory):
         ("fsync", MANIFEST, 1),
         ("fsync", UNFINISHED, 1),
         ("fsync", "out", 2),
+        ("open", "model.safetensors", 1),
+        ("mkdir", "notes", 1),
+        ("open", "tokenizer.json", 1),
+        ("open", UNFINISHED, 1),
+        ("replace", "model.safetensors", 1),
+        ("replace", MANIFEST, 1),
+        ("unlink", UNFINISHED, 1),
     ],
 )
 def test_a_folder_that_another_run_has_is_left_to_it(copy, other, out, tmp_path, ends, point):
-    """The first run is stopped, its folder moved away, and another one begins at its path; then the first goes on."""
+    """The first run is stopped, its folder moved away, and another one begins at its path; then the first goes on. The
+    call that it was stopped before is made to the folder that it began in, too."""
     convert(other, out, Disk())
     wanted = tree(out)
     shutil.rmtree(out)
@@ -70,6 +85,50 @@ def test_a_folder_that_another_run_has_is_left_to_it(copy, other, out, tmp_path,
     shutil.rmtree(out)
     (tmp_path / "moved").rename(out)
     convert(copy, out, Disk())
+
+
+@pytest.mark.parametrize("call", ["open model.safetensors", "replace model.safetensors", f"replace {MANIFEST}"])
+def test_a_staging_folder_that_another_run_has_is_left_to_it(copy, out, tmp_path, call):
+    """The output folder is the same, and what the first run had staged there is gone."""
+    name, file = call.split()
+    staging = out / PARTIAL
+
+    def action(made):
+        if made.name == name and file in made.path.name and not (tmp_path / "aside").exists():
+            staging.rename(tmp_path / "aside")
+            staging.mkdir()
+            (staging / (file + ".partial")).write_text("of another run")
+            (staging / "lock").write_text("{}")
+        return made.really()
+
+    with pytest.raises(OutputError, match=r"was moved, removed or replaced while the run worked"):
+        convert(copy, out, Disk(action))
+    assert {p.name: p.read_text() for p in staging.iterdir()} == {f"{file}.partial": "of another run", "lock": "{}"}
+    assert (out / MANIFEST).exists() == (call == f"replace {MANIFEST}")
+
+
+def test_no_link_within_the_output_is_followed(copy, out, tmp_path):
+    """Not even one that was put there between the look at it and the call."""
+    (tmp_path / "elsewhere").mkdir()
+
+    def action(made):
+        if made.name == "replace" and made.path.name == "model.safetensors" and (out / "notes").is_dir():
+            shutil.rmtree(out / "notes")
+            (out / "notes").symlink_to(tmp_path / "elsewhere")
+        return made.really()
+
+    with pytest.raises(OutputError, match=r"a\.txt cannot be written: (Not a directory|Too many levels)"):
+        convert(copy, out, Disk(action))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    with pytest.raises(OutputError, match=r"notes.*symbolic link"):
+        convert(copy, out, Disk())
+    (out / "notes").unlink()
+    (out / "notes").symlink_to(out)
+    with pytest.raises(OutputError, match=r"a\.txt would lie behind .*notes, a symbolic link, which ktforge does not"):
+        convert(copy, out, Disk())
+    (out / "notes").unlink()
+    convert(copy, out, Disk())
+    assert (out / "notes" / "a.txt").read_text() == "a"
 
 
 FORGED = [

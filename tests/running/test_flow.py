@@ -193,3 +193,26 @@ def test_sizes(text, size):
 def test_no_sizes(text):
     with pytest.raises(ValueError, match="is not a size such as 5GB"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_threads_that_cannot_be_started(monkeypatch, caplog, most):
+    """Fewer do, and what they make is the same; with none, the run is refused."""
+    begin, begun = threading.Thread.start, []
+
+    def start(thread):
+        if len(begun) == most:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        begin(thread)
+
+    wanted, found = MemoryWriter(), MemoryWriter()
+    pipeline(writer=wanted).run(workers=1)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    if not most:
+        with pytest.raises(PlanError, match=r"^no thread can be started: the system allows"):
+            pipeline(writer=found).run(workers=4)
+        return
+    pipeline(writer=found).run(workers=4)
+    assert f"{most} worker" in caplog.text and len(begun) == most
+    assert {n: a.tobytes() for n, a in found.tensors.items()} == {n: a.tobytes() for n, a in wanted.tensors.items()}

@@ -66,8 +66,8 @@ def test_a_document_that_is_another_on_the_disk(source, out):
     """config.json is small, and no less needed."""
     before = writing.write_file
 
-    def write_file(path, data):
-        before(path, data.replace(b"qwen3_moe", b"qwen2_moe") if path.name.startswith("config.json") else data)
+    def write_file(path, data, folders):
+        before(path, data.replace(b"qwen3_moe", b"qwen2_moe") if path.name.startswith("config.json") else data, folders)
 
     with mock.patch.object(writing, "write_file", write_file), pytest.raises(OutputError, match=r"config\.json"):
         run(source, out, verify_output=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktforge.cli.hf import Activations, Context, MemoryLimit, Texts, TrustRemoteCode, Workers
+from ktforge.cli.hf import Activations, Context, Kernels, MemoryLimit, Texts, TrustRemoteCode, Workers
 from ktforge.cli.options import AsJson, Block, FollowLinks, PluginFiles, installed
 from ktforge.cli.table import show_columns, show_json
 
@@ -39,6 +39,7 @@ def command(
         typer.Option("--keep", metavar="N", min=0, help="Measure, too, what it gains to keep the N worst layers."),
     ] = 0,
     activations: Activations = "exact",
+    kernels: Kernels = None,
     memory_limit: MemoryLimit = "8GB",
     as_json: AsJson = False,
     workers: Workers = None,
@@ -52,17 +53,20 @@ def command(
     Original and converted compute in step, a layer in memory at a time. Without --text, a sample that comes with
     ktforge is read. Needs the extra ktforge[hf].
     """
-    from ktforge.cli.hf import layers_counted
+    from ktforge.cli.hf import keep_stdout, layers_counted
     from ktforge.cli.progress import size_of
     from ktforge.hf.evaluation import evaluate
 
     chosen = numbers(layers) if layers is not None else None
+    if kernels:
+        keep_stdout()
     limit = size_of("--memory-limit", memory_limit)
     with layers_counted("evaluating") as progress:
         found = evaluate(
             original, converted, texts=texts or (), tokens=tokens, context=context, layers=chosen, keep=keep,
-            activations=activations, memory_limit=limit, workers=workers, registry=installed(block, plugins),
-            follow_links=follow_links, progress=progress, trust_remote_code=trust_remote_code,
+            activations=activations, kernels=kernels, memory_limit=limit, workers=workers,
+            registry=installed(block, plugins), follow_links=follow_links, progress=progress,
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if as_json:
         show_json(found.to_dict())

@@ -38,6 +38,7 @@ def command(
 def _write(path: Path, text: str) -> None:
     """Writes a new file. Raises ConfigError if there is one already, or none can be written."""
     from ktforge.errors import ConfigError
+    from ktforge.text import printable
 
     try:
         path.open("xb").close()
@@ -50,4 +51,4 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} exists already: choose another name, or remove it") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-    typer.echo(f"{path}: next, ktforge plan {path}")
+    typer.echo(printable(f"{path}: next, ktforge plan {path}"))

@@ -36,9 +36,10 @@ def command(
     from ktforge.contract.registry import Registry
     from ktforge.errors import ConfigError
     from ktforge.skeleton import write_skeleton
+    from ktforge.text import printable
 
     taken = [e for e in Registry.installed().entries() if e.cls.name == name]
     if taken:
         raise ConfigError(f"there is a {taken[0].cls.stage} called {name!r} already ({taken[0]}): choose another name")
     folder = write_skeleton(name, output, kind and kind.value)
-    typer.echo(f"{folder}: next, pip install --editable {folder}, then ktforge plugins")
+    typer.echo(printable(f"{folder}: next, pip install --editable {folder}, then ktforge plugins"))

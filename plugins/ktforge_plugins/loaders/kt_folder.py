@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from ktforge.text import first_of
 from ktforge_plugins.loaders.safetensors import SafetensorsLoader, cut_short, map_file
 
 PATTERN = "_layer_*/_numa_*/*.kt"
+_FOLDERS = ("_layer_*", "_layer_*/_numa_*")
 _FILE = re.compile(
     rf"_layer_(?P<layer>{NUMBER})/_numa_(?P<part>{NUMBER})/"
     rf"INT[48]_(?P<projection>gate|up|down)_(?P<expert>{NUMBER})_(?P<bytes>[0-9]{{1,18}})Byte_(?P<content>quant|scale)_\.kt"
@@ -83,6 +85,11 @@ class KtFolderLoader(FolderLoader):
     def _files(self) -> list[Path]:
         self.contents().check()
         files = sorted(self.path.glob(PATTERN))
+        for folder in (p for above in _FOLDERS for p in self.path.glob(above) if p.is_dir()):
+            try:
+                os.listdir(folder)  # a pattern passes over what cannot be looked into
+            except OSError as error:
+                raise CheckpointError(f"{folder} cannot be looked into: {error.strerror}") from error
         if not files:
             raise CheckpointError(f"{self.path} has no {PATTERN} files")
         check_links(self.path, files, follow=bool(self.follow_links))  # such a file has no header

@@ -215,7 +215,7 @@ def _wrong_metadata(file: Path) -> str | None:
 
 
 def _first(file: Path, count: int) -> bytes:
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return opened.read(count)
 
 
