@@ -11,7 +11,7 @@ from ktforge.pipeline.file import build_pipeline
 from ktforge.pipeline.presets import convert, dequantize_pipeline, to_bf16
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
-#: model_type → convert, BF16, back, each ``yes`` or ``no: words of the refusal``.
+#: model_type → convert, BF16, back, speaks, each ``yes`` or ``no: words of the refusal``.
 TABLE = {
     name: cells.split(" | ")
     for name, cells in re.findall(
@@ -55,7 +55,7 @@ def held(cell, attempt):
 def test_what_the_table_says(tmp_path, registry, family, original_format):
     from families.tiny import tiny_model
 
-    converts, bf16, back = TABLE[family]
+    converts, bf16, back, _ = TABLE[family]
     model, source = tiny_model(family), tmp_path / "source"
     model.save_pretrained(source, save_original_format=original_format)
     if held(bf16, lambda: build_pipeline(to_bf16(source, tmp_path / "bf16"), registry, "x").run(registry=registry)):
@@ -66,6 +66,28 @@ def test_what_the_table_says(tmp_path, registry, family, original_format):
         assert back == "yes"
         dequantize_pipeline(tmp_path / "packed", tmp_path / "back", registry).run(registry=registry)
         assert 0 < difference(tmp_path / "back", model) < INT8
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_whether_it_speaks(tmp_path, family):
+    """The logits of ``ktforge.hf.from_pretrained`` are those of transformers alone, to float32 rounding."""
+    import torch
+    from families.tiny import tiny_model
+
+    from ktforge import hf
+
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path / "source")
+    tokens = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0))
+
+    def attempt():
+        plain = type(model).from_pretrained(tmp_path / "source", dtype=torch.float32, experts_implementation="eager")
+        mine = hf.from_pretrained(tmp_path / "source", dtype=torch.float32)
+        with torch.inference_mode():
+            ours, theirs = (m(input_ids=tokens, use_cache=False).logits for m in (mine, plain))
+        assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+
+    held(TABLE[family][3], attempt)
 
 
 @pytest.mark.families

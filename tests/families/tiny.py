@@ -70,6 +70,7 @@ OWN = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "longcat_flash": {"num_layers": 1, "zero_expert_num": 0},
+    "mistral4": {"head_dim": 32, "num_key_value_heads": 2},
     "muse_spark_audio": {"num_hidden_layers": 4, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
     "muse_spark_text": {"moe_hidden_size": HIDDEN},
     "nemotron_h": {"layers_block_type": ["full_attention", "moe"]},
