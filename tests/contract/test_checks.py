@@ -1,5 +1,7 @@
 """What a plugin delivers is looked at, values too, and whatever it does instead is said to be its fault."""
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from ktforge_plugins import Int4, Int8, KtAmx
 
 from ktforge import Layout, PackedSpec, Pipeline, PluginError, Preprocessor, Quantizer, QuantSpec, TensorSpec
 from ktforge.contract.checks import delivered_parts, with_delegates
+from ktforge.contract.stages import Stage
 from ktforge.contract.tensors import QuantPart, QuantUnit
 from ktforge.testing import MemoryLoader, MemoryWriter, expert
 
@@ -284,7 +287,7 @@ def test_every_stage_is_told_what_config_json_says():
 def test_stages_that_leave_work_to_others_that_do():
     class Leaving(MemoryLoader):
         name = "leaving"
-        to: list = []
+        to: Sequence[Stage] = ()
 
         def delegates(self):
             return self.to
