@@ -46,9 +46,11 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "ktforge", command, str(pipeline)], check=True)
         print()
     show(OUTPUT)
+    check(weights)
+    print("\n$ ktforge verify tiny-moe-int4", flush=True)
+    subprocess.run([sys.executable, "-m", "ktforge", "verify", str(OUTPUT)], check=True)
     print("\n$ ktforge compare tiny-moe-fp8 tiny-moe-int4", flush=True)
     subprocess.run([sys.executable, "-m", "ktforge", "compare", str(SOURCE), str(OUTPUT)], check=True)
-    check(weights)
 
 
 def make_checkpoint() -> dict[tuple[int, int, str], np.ndarray]:

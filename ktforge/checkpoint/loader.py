@@ -41,9 +41,7 @@ class FolderLoader(Loader):
         """Whether two tensors of this folder have the same bytes; they are read only where all else is equal."""
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
-        first, second = (self.read(spec).reshape(-1).view(np.uint8) for spec in (one, other))
-        pieces = range(0, first.size, COMPARED)
-        equal = all(np.array_equal(first[i : i + COMPARED], second[i : i + COMPARED]) for i in pieces)
+        equal = same_bytes(self.read(one), self.read(other))
         self.release(one)
         self.release(other)
         return equal
@@ -51,3 +49,10 @@ class FolderLoader(Loader):
     def contents(self) -> CheckpointFolder:
         """The folder as ktforge reads it."""
         return CheckpointFolder(self.path, bool(self.follow_links))
+
+
+def same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays of one size have the same bytes, which are compared no further than they are equal."""
+    first, second = (array.reshape(-1).view(np.uint8) for array in (one, other))
+    pieces = range(0, first.size, COMPARED)
+    return all(np.array_equal(first[i : i + COMPARED], second[i : i + COMPARED]) for i in pieces)

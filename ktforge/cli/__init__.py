@@ -86,7 +86,10 @@ def main() -> None:
         logger.error("%s: %s", what, error.strerror)
         sys.exit(1)
     except Exception as error:
-        _say_unexpected(error)
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):  # which has no class of its own
+            logger.error("no thread can be started: the system allows this user or container no more (ulimit -u)")
+        else:
+            _say_unexpected(error)
         sys.exit(1)
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from ktforge.checkpoint.folder import QUANTIZATION_FILES
+from ktforge.checkpoint.loader import same_bytes
 from ktforge.comparison.judge import Judge
 from ktforge.comparison.meter import Meter
 from ktforge.comparison.result import Compared, Comparison
@@ -159,8 +158,7 @@ def _equal(one: PackedLoader, other: PackedLoader) -> bool:
         return False
 
     def same(name: str) -> bool:
-        first, second = one.inner.read(mine[name]), other.inner.read(theirs[name])
-        equal = np.array_equal(first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8))
+        equal = same_bytes(one.inner.read(mine[name]), other.inner.read(theirs[name]))
         one.inner.release(mine[name])
         other.inner.release(theirs[name])
         return equal

@@ -35,6 +35,10 @@ class Meter(Writer):
         self._found.clear()
         self._unequal.clear()
 
+    def wants(self, tensor: TensorSpec) -> bool:
+        """Whether a tensor is to be looked at."""
+        return tensor.name in self._keys
+
     @property
     def found(self) -> dict[str, tuple[Measures, Codes | None]]:
         """Name → how far the other side is from it."""
@@ -75,8 +79,8 @@ class _Sink:
 
     def has(self, tensor: TensorSpec) -> bool:
         """What is not to be looked at is passed over as if it were there already."""
-        return tensor.name not in self._meter._keys
+        return not self._meter.wants(tensor)
 
     def write(self, tensor: TensorSpec, data: np.ndarray, row: int | None = None) -> None:
-        if not self.has(tensor):  # it came with others of its unit
+        if self._meter.wants(tensor):  # it may have come with others of its unit
             self._meter.measure(tensor, data, row)

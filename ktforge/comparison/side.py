@@ -113,7 +113,8 @@ def _places(plan: Plan) -> Iterator[tuple[Key, Place]]:
             for result in results:
                 for role, tensor in (result.renamed or {}).items():
                     layer, expert = result.unit.layer, result.unit.expert
-                    key: Key = canonical(tensor.name)
-                    if layer is not None and expert is not None:
+                    if layer is None or expert is None:
+                        key: Key = canonical(tensor.name)
+                    else:
                         key = (layer, expert, role)
                     yield key, Place(planned, number, role, tensor)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ktforge.checkpoint.folder import CheckpointFolder
-from ktforge.contract.checks import blame, check_specs
+from ktforge.contract.checks import blame, check_specs, owner
 from ktforge.contract.identity import Identity
 from ktforge.contract.plan import ModelConfig
 from ktforge.contract.stages import Loader
 from ktforge.contract.tensors import SourceFile, TensorSpec
-from ktforge.errors import CheckpointError
+from ktforge.errors import CheckpointError, PluginError
 from ktforge.model.adapters import unmerged
 from ktforge.model.config import read_model_config
 from ktforge.model.guess import tensor_problems
@@ -46,6 +46,13 @@ class Source:
         return {**self.config, **self.settled}
 
 
+def _config(loader: Loader) -> Mapping[str, Any]:
+    config = loader.config()
+    if not isinstance(config, Mapping):
+        raise PluginError(f"{owner(loader)} gave {type(config).__name__} for the config; a mapping was expected")
+    return config
+
+
 def read_source(loader: Loader) -> Source:
     """Reads headers and config.json. Raises CheckpointError with everything that keeps them from being read."""
     problems: list[str] = []
@@ -63,7 +70,7 @@ def read_source(loader: Loader) -> Source:
     folder = loader.folder()
     documents = attempt(lambda: _documents(folder)) or {}
     with blame(loader, "its checkpoint"):
-        config = attempt(loader.config)
+        config = attempt(lambda: _config(loader))
         tensors = attempt(lambda: _scanned(loader))
         # Where there is neither, it is some folder, and may be a whole disk to walk through.
         side_files = attempt(lambda: tuple(loader.side_files())) if tensors is not None or config is not None else None

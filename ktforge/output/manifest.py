@@ -73,7 +73,7 @@ def _lost_names(plan: Plan) -> dict[str, Any]:
 def _fused(plan: Plan) -> dict[int, dict[str, Any]]:
     """Layer → name of a tensor that held all its experts → how."""
     found: dict[int, dict[str, Any]] = {}
-    for planned in plan.units:
+    for planned in (unit for unit in plan.units if unit.source.fused):
         units: tuple[UnitSpec, ...] = (planned.source,)
         for stage, made in zip(plan.pipeline.preprocess, planned.steps, strict=True):
             for unit in units:

@@ -86,3 +86,11 @@ def test_config_json_goes_before_params_json(folder):
     (folder / "params.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         CheckpointFolder(folder).config()
+
+
+def test_what_config_json_says_of_quantisation_counts(folder):
+    own, beside = {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "gptq", "bits": 4}
+    (folder / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert CheckpointFolder(folder).config()["quantization_config"] == beside
+    (folder / "config.json").write_text(json.dumps({**checkpoints.config(), "quantization_config": own}))
+    assert CheckpointFolder(folder).config()["quantization_config"] == own

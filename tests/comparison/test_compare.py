@@ -258,3 +258,12 @@ def test_a_third_partys_layout_is_compared(source, out):
     assert done.exit_code == 0, done.output
     shown = run(source, out, "--plugin", plugin)
     assert shown.exit_code == 0 and "relative error 0.0" in shown.stdout and "codes " in shown.stdout, shown.output
+
+
+def test_plain_data_has_every_number_that_is_one(source, out):
+    found = compare(source, convert(source, out, next(iter(LAYOUTS))))
+    rows = found.to_dict()["experts"]
+    assert rows and all(row["relative_error"] > 0 and row["cosine"] > 0.9 for row in rows)
+    same = ktforge.compare(source, source).to_dict()["experts"]
+    assert all(row["relative_error"] == 0 and row["sqnr"] is None for row in same)
+    json.dumps(rows, allow_nan=False)

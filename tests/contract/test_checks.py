@@ -1,12 +1,15 @@
 """What a plugin delivers is looked at, values too, and whatever it does instead is said to be its fault."""
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import pytest
 from ktforge_plugins import Int4, Int8, KtAmx
 
 from ktforge import Layout, PackedSpec, Pipeline, PluginError, Preprocessor, Quantizer, QuantSpec, TensorSpec
-from ktforge.contract.checks import delivered_parts
+from ktforge.contract.checks import delivered_parts, with_delegates
+from ktforge.contract.stages import Stage
 from ktforge.contract.tensors import QuantPart, QuantUnit
 from ktforge.testing import MemoryLoader, MemoryWriter, expert
 
@@ -279,3 +282,16 @@ def test_every_stage_is_told_what_config_json_says():
         loader=loader, quantize=telling(Given)(), layout=telling(Kept)(), writer=telling(MemoryWriter)()
     ).plan()  # fmt: skip
     assert sorted(told) == [("layout", 4), ("loader", 4), ("quantize", 4), ("writer", 4)]
+
+
+def test_stages_that_leave_work_to_others_that_do():
+    class Leaving(MemoryLoader):
+        name = "leaving"
+        to: Sequence[Stage] = ()
+
+        def delegates(self):
+            return self.to
+
+    last = Leaving(tensors={}, model={})
+    first = Leaving(tensors={}, model={}, to=[Leaving(tensors={}, model={}, to=[last])])
+    assert [id(stage) for stage in with_delegates([first])] == [id(first), id(first.to[0]), id(first.to[0].to[0])]

@@ -126,3 +126,13 @@ def test_arrays_that_do_not_fit_are_refused():
         native.nibbles_unpack(np.empty(3, np.uint8), (4,))
     with pytest.raises(ValueError, match="does not divide into tiles"):
         native.kt_amx_unpack(np.empty(16 * 64, np.int8), (16, 64), 8)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_no_zero_point_is_above_the_highest_code(isa, bits):
+    """Where bf16 rounds a scale down, the largest negative weight is more than all steps away."""
+    weight = np.repeat(np.arange(0x0080, 0x7F80, dtype=np.uint16)[:, None] | 0x8000, 32, axis=1).view(BF16)
+    got, want = quantise(weight, bits, 32, False, True), reference.quantise_groups(weight, bits, 32, False, True, False)
+    assert got[2].max() == (1 << (bits - 1)) - 1
+    for ours, theirs in zip(got, want, strict=True):
+        assert np.array_equal(ours, theirs)

@@ -77,3 +77,17 @@ def test_arrays_that_do_not_fit_are_refused():
         native.fp8_to_bf16(fp8, np.zeros((2, 1), np.float32), (2, 2))
     with pytest.raises(ValueError, match="must not be empty"):
         native.fp8_to_bf16(fp8, np.zeros((2, 2), np.float32), (0, 2))
+
+
+@pytest.mark.parametrize("power", [-149, -126, -118, -101, -100, -99, 99, 100, 101, 118, 127])
+def test_fp8_scales_at_the_ends_of_what_a_table_holds(isa, power):
+    """Products of every byte with the scales just below, at and above each bound."""
+    weight = np.tile(np.arange(256, dtype=np.uint8), 2)[None].view(ml_dtypes.float8_e4m3fn)
+    middle = np.float32(2.0**power)
+    for scale in (np.nextafter(middle, np.float32(0)), middle, np.nextafter(middle, np.float32(np.inf))):
+        with np.errstate(over="ignore", invalid="ignore"):
+            wanted = (weight.astype(np.float32) * scale).astype(ml_dtypes.bfloat16)
+        got = native.fp8_to_bf16(weight, np.full((1, 4), scale, np.float32), (1, 128))
+        numbers = ~np.isnan(wanted.astype(np.float32))
+        assert np.array_equal(got.view(np.uint16)[numbers], wanted.view(np.uint16)[numbers])
+        assert np.isnan(got.astype(np.float32)[~numbers]).all()

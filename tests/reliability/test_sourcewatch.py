@@ -282,3 +282,14 @@ def test_without_an_address_for_the_zeros_the_process_ends(tmp_path):
     if limit > 100_000:
         pytest.skip("this system allows too many mappings to use them up")
     assert after(lambda: None, use_up) == -signal.SIGBUS
+
+
+def test_a_page_that_is_gone_is_counted_once(tmp_path):
+    """However often it is read, and whichever of those behind it was read before."""
+    before = native.lost_pages()
+    with lost(tmp_path / "file", 5, 0) as mapped, native.lost_pages_caught():
+        view = np.frombuffer(mapped, np.uint8)
+        for page, count in ((4, 1), (4, 1), (2, 3), (3, 3), (0, 5), (1, 5)):
+            assert view[page * PAGE] == 0
+            assert native.lost_pages() - before == count
+        del view
