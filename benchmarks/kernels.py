@@ -19,6 +19,9 @@ from ktforge import native
 from ktforge.contract.tensors import Part
 
 N, K, COUNT = 1024, 7168, 8
+#: Scales that a search tries for each row.
+CANDIDATES = 16
+SEARCHED = f"bf16 → kt-amx int4, {CANDIDATES} scales tried"
 WEIGHTS = N * K * COUNT
 GGML = {"Q4_0": (2, 18), "Q8_0": (8, 34)}  # its number of the type, bytes per block of 32
 
@@ -37,7 +40,18 @@ def run(rounds: int) -> list[Row]:
         rows.append(ratio_row(f"bf16 → kt-amx {method}", ours / speed["memcpy"], over_memcpy, "memcpy"))
     ratio = speed["fp8 → kt-amx int4"] / speed["bf16 → kt-amx int4"]
     rows.append(ratio_row("fp8 block → kt-amx int4", ratio, 0.6, "bf16 → kt-amx int4, per weight"))
+    two_steps = speed["bf16 → kt-amx int4 in two steps"]
+    rows.append(ratio_row(SEARCHED, speed[SEARCHED] / two_steps, 0.3, "absmax in two steps"))
+    rows.append(ratio_row("float32 product in one order", _product(rounds), 0.5, "NumPy's BLAS, one thread"))
     return rows
+
+
+def _product(rounds: int) -> float:
+    """The speed of the product that error feedback is made of, over that of the BLAS that NumPy has."""
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((1024, 1024), np.float32) for _ in range(2))
+    seconds = best({"ours": lambda: native.product(a, b), "theirs": lambda: a @ b}, rounds, time.thread_time)
+    return seconds["theirs"] / seconds["ours"]
 
 
 def _cases() -> dict[str, Callable[[], None]]:
@@ -63,6 +77,13 @@ def _cases() -> dict[str, Callable[[], None]]:
             native.absmax(matrix, 4, codes, scales)
             native.kt_amx_pack(codes, 4, out[: N * K // 2])
 
+    by_row, factors = scales.reshape(-1, 1), np.linspace(0.4, 1, CANDIDATES, dtype=np.float32)
+
+    def searched() -> None:
+        for matrix in matrices:
+            native.search(matrix, 4, K, factors, None, codes, by_row, step=16)
+            native.kt_amx_pack(codes, 4, out[: N * K // 2])
+
     cases: dict[str, Callable[[], None]] = {
         "memcpy": memcpy,
         "bf16 → kt-amx int4": fused(matrices, 4),
@@ -70,6 +91,7 @@ def _cases() -> dict[str, Callable[[], None]]:
         "fp8 → kt-amx int4": fused(fp8, 4),
         "fp8 → kt-amx int8": fused(fp8, 8),
         "bf16 → kt-amx int4 in two steps": two_steps,
+        SEARCHED: searched,
     }
     return {**cases, **_ggml(matrices), **_torch(matrices)}
 

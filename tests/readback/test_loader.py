@@ -19,7 +19,8 @@ from ktforge_plugins import (
 
 from ktforge import CheckpointError, Pipeline, Registry
 from ktforge.pipeline.presets import dequantize_pipeline
-from ktforge.readback.loader import PackedLoader
+from ktforge.readback.loader import PackedLoader, packed_loader
+from ktforge.readback.packed import find_packed
 
 
 @pytest.fixture(scope="module")
@@ -302,3 +303,20 @@ def test_what_a_weight_is_made_of_is_released_a_part_at_a_time(source, tmp_path)
     inner.read(specs["model.norm.weight"])
     inner.release(specs["model.norm.weight"])
     assert TOLD == [("read", "norm.weight"), ("release", "norm.weight")]
+
+
+def test_zero_points_count_in_the_memory_that_is_planned(source, tmp_path, registry):
+    """Two bytes each, beside what is stored of them, the codes and the band that is restored at a time."""
+    needed = {}
+    for symmetric in (True, False):
+        folder = tmp_path / str(symmetric)
+        Pipeline(
+            loader=SafetensorsLoader(path=source), quantize=Int4(group_size=32, symmetric=symmetric),
+            layout=CompressedTensors(), writer=SafetensorsWriter(path=folder),
+        ).run()  # fmt: skip
+        inner = SafetensorsLoader(path=folder)
+        loader = packed_loader(inner, find_packed(inner, registry, ()), one_by_one=True)
+        spec = next(s for s in loader.scan() if s.name == checkpoints.expert_name(0, 0, "up"))
+        stored = [t for t in inner.scan() if t.name.startswith(spec.name.removesuffix("weight"))]
+        needed[symmetric] = loader.scratch_bytes(spec) - sum(t.nbytes for t in stored if "shape" not in t.name)
+    assert needed[False] - needed[True] == 2 * checkpoints.SIZE * checkpoints.HIDDEN // 32

@@ -8,6 +8,7 @@ import pytest
 from conversions import convert, model, pipeline, tree
 from faults import Disk, dies, run_in_child
 from ktforge_plugins import KtAmx, SafetensorsLoader, SafetensorsWriter
+from ktforge_plugins.loaders import safetensors as safetensors_loader
 
 from ktforge import CheckpointError, OutputError, hookimpl
 from ktforge.contract.registry import Registry
@@ -252,3 +253,18 @@ def test_verify_sees_a_byte_of_whatever_is_published(copy, out, monkeypatch):
         path.write_bytes(content)
     convert(copy, out, Disk(), verify=True)
     assert not is_unfinished(out)
+
+
+def test_a_shard_that_is_replaced_while_its_header_is_read(copy, monkeypatch):
+    """The library opens the path for itself: what it looked at must be the file whose header counts."""
+    shard = next(copy.glob("model-00001-*"))
+    look = safetensors_loader.safe_open
+
+    def replacing(file, **options):
+        if file == shard:
+            other_order(shard)
+        return look(file, **options)
+
+    monkeypatch.setattr(safetensors_loader, "safe_open", replacing)
+    with pytest.raises(CheckpointError, match=rf"{shard} changed while it was looked at: another file has taken"):
+        list(SafetensorsLoader(path=copy).scan())
