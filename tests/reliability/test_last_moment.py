@@ -12,6 +12,7 @@ from ktforge.disk.marks import UNFINISHED
 from ktforge.output import folder as output_folder
 from ktforge.output.folder import is_unfinished
 from ktforge.running import execute
+from ktforge.testing import MemoryWriter
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ class AtTheEnd:
             self.change()
 
 
-def run(copy, out, change):
-    made = pipeline(copy, SafetensorsWriter(path=out))
+def run(copy, out, change, writer=None):
+    made = pipeline(copy, writer or SafetensorsWriter(path=out))
     observer = AtTheEnd(len(made.plan().units), change)
     try:
         made.run(workers=1, registry=Registry(observer))
@@ -71,6 +72,13 @@ def test_a_page_that_is_gone_behind_the_last_write(copy, out, monkeypatch):
     with pytest.raises(CheckpointError, match=r"^a part of a source file cannot be read"):
         run(copy, out, change)
     assert is_unfinished(out) and not (out / "config.json").exists()
+
+
+def test_a_writer_that_looks_at_no_pages_has_it_done(copy, out, monkeypatch):
+    lost, writer = native.lost_pages(), MemoryWriter()
+    with pytest.raises(CheckpointError, match=r"^a part of a source file cannot be read"):
+        run(copy, out, lambda: monkeypatch.setattr(native, "lost_pages", lambda: lost + 1), writer)
+    assert not writer.tensors
 
 
 def test_nothing_is_published_before_the_source_was_looked_at(copy, out, monkeypatch):
