@@ -52,6 +52,7 @@ OPTIONS = [
     (["--restart"], {"restart": True}),
     (["--verify"], {"verify": True}),
     (["--workers", "3"], {"workers": 3}),
+    (["--verify-output"], {"verify_output": True}),
     (["--memory-limit", "2GB"], {"memory_limit": 2_000_000_000}),
     (["--memory-limit", "1GiB"], {"memory_limit": 1 << 30}),
 ]
@@ -77,8 +78,8 @@ def test_options_of_a_run_reach_it(source, tmp_path, monkeypatch, command, given
         )
         words = [str(tmp_path / "p.yaml")]
     CliRunner().invoke(app, [command, *words, *given])
-    nothing = {"overwrite": False, "restart": False, "verify": False, "workers": None, "memory_limit": None}
-    assert seen == [nothing | told]
+    nothing = dict.fromkeys(("overwrite", "restart", "verify", "verify_output"), False)
+    assert seen == [{**nothing, "workers": None, "memory_limit": None, **told}]
 
 
 def test_a_unit_has_its_bytes():

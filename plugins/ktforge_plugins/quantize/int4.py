@@ -16,7 +16,6 @@ from ktforge import (
     Quantizer,
     QuantPart,
     QuantSpec,
-    QuantUnit,
     Unit,
     UnitSpec,
     Unsupported,
@@ -98,15 +97,15 @@ class Int4(IntegerQuantizer):
         searching = 4 * 3 * max(part.shape[1] for part in spec.parts) + 64
         return searching + (scratch_bytes(unit, self._known()) if self.rule == "feedback" else 0)
 
-    def quantize(self, unit: Unit, spec: QuantSpec) -> QuantUnit:
+    def _quantize_parts(self, unit: Unit, spec: QuantSpec) -> tuple[QuantPart, ...]:
         if self.rule != "feedback":
-            return super().quantize(unit, spec)
+            return super()._quantize_parts(unit, spec)
         made: dict[Part, QuantPart] = {}
         for projection, known in factors(self._known(), unit).items():
             for rows in sorted({part.rows for part in spec.parts if part.projection == projection}):
                 parts = [p for p in spec.parts if (p.projection, p.rows) == (projection, rows)]
                 made |= self._with_feedback(unit, spec, parts, known)
-        return QuantUnit(spec, tuple(made[part] for part in spec.parts))
+        return tuple(made[part] for part in spec.parts)
 
     def _with_feedback(self, unit: Unit, spec: QuantSpec, parts: list[Part], known: Factor) -> dict[Part, QuantPart]:
         """``parts`` are what NUMA nodes get of the same rows: an error in one spreads into the others."""

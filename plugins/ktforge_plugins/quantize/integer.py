@@ -75,7 +75,10 @@ class IntegerQuantizer(Quantizer):
         return QuantSpec(unit, demand.parts, self.bits, method, size, self.symmetric, demand.scale_dtype)
 
     def quantize(self, unit: Unit, spec: QuantSpec) -> QuantUnit:
-        return QuantUnit(spec, tuple(self._quantize_part(unit, spec, part) for part in spec.parts))
+        return QuantUnit(spec, self._quantize_parts(unit, spec))
+
+    def _quantize_parts(self, unit: Unit, spec: QuantSpec) -> tuple[QuantPart, ...]:
+        return tuple(self._quantize_part(unit, spec, part) for part in spec.parts)
 
     def _plan_kt(self, unit: UnitSpec, demand: Demand) -> QuantSpec:
         if demand.scale_bits != KT_SCALE_BITS or demand.scale_dtype != np.float32:
